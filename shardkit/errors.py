@@ -44,9 +44,7 @@ _LONGEST = 400
 def setting(name: str, *value: object) -> str:
     """Return a reference to an option in a message: ``force=True``, ``--force`` in a command.
 
-    Args:
-        name: Its name in Python.
-        value: Its value, if the message has one.
+    ``name`` is its name in Python.
     """
     shown = "".join(map(repr, value)).replace("\x1f", "?")
     shown = shown if len(shown) <= _LONGEST else shown[:80]
@@ -56,9 +54,7 @@ def setting(name: str, *value: object) -> str:
 def spelled(text: str, spell: Callable[[str, str], str] = "{}={}".format) -> str:
     """Return a text whose references to options are spelled out.
 
-    Args:
-        text: The text.
-        spell: Returns an option as users write it, given its name and value, which may be "".
+    ``spell`` returns an option as users write it, given its name and value, which may be "".
     """
     return _REFERENCE.sub(lambda match: spell(match[1], match[2]), text)
 

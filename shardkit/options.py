@@ -102,11 +102,7 @@ def about(help: str, **details: Any) -> dict[str, Any]:  # noqa: A002
     """Return the metadata of an option that users must give: ``field(metadata=about(...))``.
 
     `option` cannot make such a field: to type checkers, any call but that of ``field`` is a
-    default.
-
-    Args:
-        help: Its description.
-        **details: See `Option`.
+    default. For ``details``, see `Option`.
     """
     return {"option": Option(help=help, **details)}
 
@@ -166,9 +162,8 @@ def _owner(kind: type[Any], item: Field[Any]) -> type[Any]:
 def require_valid(values: Any) -> None:
     """Parse and check an object's options, in its ``__post_init__``.
 
-    Raises:
-        UsageError: If a text cannot be parsed, a choice is unknown, a number too small, or an
-            option has no effect.
+    UsageError if a text cannot be parsed, a choice is unknown, a number too small, or an option has
+    no effect.
     """
     for item in options_of(type(values)):
         value = getattr(values, item.name)
@@ -209,11 +204,7 @@ def _is_positive(value: object) -> bool:
 
 
 def require_integer(option: str, value: object, minimum: int | None = None) -> int:
-    """Return the value of an option.
-
-    Raises:
-        UsageError: If it is not an integer, or less than the minimum.
-    """
+    """Return an option's value; UsageError if it is not an integer, or less than the minimum."""
     if type(value) is not int or (minimum is not None and value < minimum):
         range_ = "" if minimum is None else f" of at least {minimum}"
         raise UsageError(f"{setting(option, value)} is not an integer{range_}")
@@ -221,11 +212,7 @@ def require_integer(option: str, value: object, minimum: int | None = None) -> i
 
 
 def require_names(option: str, value: object) -> None:
-    """Check that the value of an option is a list of names, or None.
-
-    Raises:
-        UsageError: If it is something else, such as one name.
-    """
+    """Check that the value of an option is a list of names, or None."""
     if isinstance(value, str):
         raise UsageError(
             f"{setting(option, value)} is a name;", remedy=f"use {option}=({value!r},)"
@@ -236,11 +223,7 @@ def require_names(option: str, value: object) -> None:
 
 
 def make(kind: type[_Type], given: dict[str, Any]) -> _Type:
-    """Take the options of a class, as a command gives them, out of ``given``; return an object.
-
-    Raises:
-        UsageError: If a value is out of range.
-    """
+    """Take the options of a class, as a command gives them, out of ``given``; return an object."""
     values = {}
     for item in options_of(kind):
         if item.name in given:
@@ -262,9 +245,8 @@ def describe(values: Any) -> dict[str, Any]:
 def restored(kind: type[_Type], described: Mapping[str, Any]) -> _Type:
     """Return the object that `describe` described.
 
-    Raises:
-        UsageError: If a value is out of range.
-        TypeError: If ``described`` does not describe such an object.
+    UsageError if a value is out of range; TypeError if ``described`` does not describe such an
+    object.
     """
     for item in options_of(kind):
         if item.parse is not None and isinstance(described.get(item.name), str):

@@ -80,14 +80,8 @@ def convert_record(
 ) -> ConvertedRecord:
     """Check the images of a record, and change them if the recipe says so.
 
-    Args:
-        recipe: The recipe.
-        record: The record, as its source returned it.
-        schema: The fields of all records.
-        proven: Whether its image certainly decodes without a warning.
-
-    Raises:
-        BadImage: If an image fails the check, or cannot be converted as requested.
+    ``schema`` has the fields of all records; ``proven`` states that the image certainly decodes
+    without a warning. BadImage if an image fails the check, or cannot be converted as requested.
     """
     others = _others(schema)
     if recipe.copy:
@@ -183,11 +177,7 @@ class Original(NamedTuple):
 
     @property
     def size(self) -> Size:
-        """Width and height of raw pixels, from the metadata.
-
-        Raises:
-            BadImage: If they are missing.
-        """
+        """Width and height of raw pixels, from the metadata; BadImage if they are missing."""
         try:
             return index(self.described["width"]), index(self.described["height"])
         except (KeyError, TypeError) as error:
@@ -202,8 +192,7 @@ class Original(NamedTuple):
     def as_file(self) -> tuple[bytes, str]:
         """Return an image and its kind; raw pixels as a file.
 
-        Raises:
-            BadImage: If their size is missing, or they are of another type.
+        BadImage if their size is missing, or they are of another type.
         """
         if self.field != "raw":
             return self.data, self.field
@@ -239,11 +228,7 @@ class _Conversion:
     """The conversion of one image or mask."""
 
     def __init__(self, recipe: Recipe, original: Original) -> None:
-        """Read the header.
-
-        Raises:
-            BadImage: If it is damaged, or no such image is wanted.
-        """
+        """Read the header; BadImage if it is damaged, or no such image is wanted."""
         self.recipe = recipe
         self.data, self.field = original.as_file()
         self.wanted = original.pixels

@@ -64,11 +64,7 @@ TOLERATE = "--tolerate-damage stores it with the pixels that Pillow decodes"
 
 
 def parse_size(resize: int | tuple[int, int] | str) -> int | tuple[int, int]:
-    """Return a number of pixels, or height and width.
-
-    Raises:
-        UsageError: If ``resize`` is a text of neither.
-    """
+    """Return a number of pixels, or height and width; UsageError for other texts."""
     if not isinstance(resize, (int, str)):
         return resize
     match = re.fullmatch(r"([0-9]{1,9})(?:[xX]([0-9]{1,9}))?", str(resize))
@@ -87,11 +83,7 @@ def spell_size(resize: int | tuple[int, int]) -> str:
 
 
 def parse_color(color: str | Color) -> Color:
-    """Return an RGB color, given as one or as a name or code.
-
-    Raises:
-        UsageError: If the name is unknown.
-    """
+    """Return an RGB color, given as one or as a name or code."""
     if not isinstance(color, str):
         return color
     try:

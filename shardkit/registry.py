@@ -136,11 +136,7 @@ def format_hint(name: str) -> str:
 
 
 def get_format(name: str) -> Format:
-    """Return the format called ``name``.
-
-    Raises:
-        UsageError: If there is no such format, or it needs a package that is not installed.
-    """
+    """Return the format called ``name``; UsageError if it is unknown or not installed."""
     return _FORMATS.get(name)
 
 
@@ -188,9 +184,5 @@ def open_source(kind: str, path: str | Path, **options: Any) -> Source:
 
 
 def get_source(name: str) -> SourceKind:
-    """Return the kind of source called ``name``.
-
-    Raises:
-        UsageError: If there is no such kind, or it needs a package that is not installed.
-    """
+    """Return the kind of source called ``name``; UsageError if it is unknown or not installed."""
     return _SOURCES.get(name)

@@ -67,9 +67,7 @@ def shape_of(dataset: OpenedDataset) -> Shape:
 def open_splits(directory: Path) -> dict[str, OpenedDataset]:
     """Return the dataset of each split, or the only one as "".
 
-    Raises:
-        UsageError: If there is no dataset, or it has no shards of its own.
-        CorruptDataset: If a manifest is damaged, or of another dataset.
+    UsageError if there is no dataset, or it has no shards of its own.
     """
     opened = OpenedDirectory(directory).with_own_shards(
         f"{directory} reads files in place; first make a dataset with "
@@ -91,8 +89,7 @@ def splits_in_words(names: Collection[str]) -> str:
 def common_schema(shapes: Sequence[Shape]) -> Schema:
     """Return the schema of the combined dataset, after checking that records can stay as they are.
 
-    Raises:
-        UsageError: If the datasets differ in anything but sources, and classes at the end.
+    UsageError if the datasets differ in anything but sources, and classes at the end.
     """
     first = shapes[0]
     for shape in shapes[1:]:
@@ -160,18 +157,9 @@ def link_stores(
 ) -> Manifest:
     """Link the shards of stores one after another, before new ones; write the other files of all.
 
-    Args:
-        stores: The stores, of one shape but for classes.
-        folder: The folder to link to, which has the new shards.
-        schema: The schema of all.
-        new: The new shards.
-
-    Returns:
-        The manifest to save with them.
-
-    Raises:
-        CorruptDataset: If a file differs in size from its manifest, or an index in content.
-        UsageError: If records have the same key.
+    The stores have one shape but for classes; ``folder`` has the new shards. Return the manifest to
+    save with them. CorruptDataset if a file differs in size from its manifest, or an index in
+    content; UsageError if records have the same key.
     """
     first = stores[0].manifest
     starts = accumulate((len(store.manifest.shards) for store in stores), initial=0)

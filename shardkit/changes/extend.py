@@ -22,11 +22,7 @@ from shardkit.record import LABEL
 
 
 def joint_schema(work: ShardWork, plan: Plan, dataset: OpenedDataset) -> Schema:
-    """Return the schema of a dataset with new shards.
-
-    Raises:
-        UsageError: If these do not go with it.
-    """
+    """Return the schema of a dataset with new shards; UsageError if these do not go with it."""
     split = plan.split(work.split)
     raw_shape = plan.options.recipe.raw_shape
     shape = Shape(work.folder, plan.options.to, split.recipe, raw_shape, plan.scan.schema)
@@ -36,13 +32,8 @@ def joint_schema(work: ShardWork, plan: Plan, dataset: OpenedDataset) -> Schema:
 def extended(work: ShardWork, plan: Plan, dataset: OpenedDataset) -> Manifest:
     """Link the shards of a dataset next to new ones, and write the other files of both.
 
-    Args:
-        work: The new shards, in the folder of the new dataset.
-        plan: Their plan.
-        dataset: The dataset, without layers.
-
-    Returns:
-        The manifest to save with them.
+    The new shards are in the folder of the new dataset; the dataset has no layers. Return the
+    manifest to save with them.
     """
     new = parts_of(work, plan, first=len(dataset.manifest.shards))
     return link_stores([dataset], work.folder, joint_schema(work, plan, dataset), new)
@@ -70,11 +61,8 @@ class Extension:
     ) -> Extension:
         """Return the extension by the images of a scan, converted like the dataset.
 
-        Args:
-            datasets: The dataset of each split.
-            scan: The images, with the splits and fields of the dataset.
-            options: The options of the new shards, but for recipe and order.
-            builder: Builds them.
+        The scan has its splits and fields. ``options`` are those of the new shards, but for recipe
+        and order.
         """
         first = next(iter(datasets.values()))
         of_base = scan_of_base(scan, first.manifest)
@@ -87,9 +75,7 @@ class Extension:
     def publish(self, directory: Path, *, force: bool) -> None:
         """Replace the dataset in a directory by the longer one.
 
-        Args:
-            directory: The directory.
-            force: Whether to discard another unfinished run.
+        ``force`` discards another unfinished run.
         """
         self.builder.expect(sum(map(len, self.scan.splits.values())))
         planned = self.plan.fingerprint()

@@ -34,9 +34,8 @@ _MANY = 1 << 15
 class LayerSource(Source):
     """New fields of the rows of a dataset, or of all its splits.
 
-    Args:
-        datasets: The dataset of each split, by the split of the layer.
-        values: The fields; no two have one of the same name.
+    ``datasets`` are the dataset of each split, by the split of the layer. No two of ``values`` have
+    a field of the same name.
     """
 
     kind = "fields"
@@ -83,8 +82,7 @@ class LayerSource(Source):
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of a row with the new fields.
 
-        Raises:
-            BadImage: If a value cannot be read, or is not one of its field.
+        BadImage if a value cannot be read, or is not one of its field.
         """
         return self._record(entry, [values.read(entry.place) for values in self._values])
 
@@ -158,8 +156,7 @@ class Samples:
     def __call__(self, row: int) -> dict[str, Any]:
         """Return the fields of a row of all splits, counted on, with ``key`` and ``path``.
 
-        Raises:
-            BadImage: If the record is damaged.
+        BadImage if the record is damaged.
         """
         for shards in self._sets:
             if row < len(shards):

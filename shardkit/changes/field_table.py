@@ -51,15 +51,12 @@ class Matched(NamedTuple):
 class TableValues(FieldValues):
     """The values of columns of a table, matched with the rows of a dataset by key or path.
 
-    Args:
-        path: A CSV, TSV, JSONL or Parquet file.
-        datasets: The dataset of each split. A row of the table may be in any of them.
-        key: The column of keys or paths; with splits, these may start with the split and a slash.
-        fields: ``[NAME=]COLUMN[:KIND][?]`` for each field, as for ``--keep``.
-        keep_classes: Whether labels keep classes of the dataset that none of them has.
+    The file is CSV, TSV, JSONL or Parquet; its rows may be in any of the datasets. ``key`` is the
+    column of keys or paths; with splits, these may start with the split and a slash. ``fields`` are
+    ``[NAME=]COLUMN[:KIND][?]``, as for ``--keep``. ``keep_classes`` keeps classes of the dataset
+    that none of the labels has.
 
-    Raises:
-        UsageError: If the table lacks a column, names a row twice, or has a bad value.
+    UsageError if the table lacks a column, names a row twice, or has a bad value.
     """
 
     def __init__(

@@ -45,8 +45,7 @@ class FieldValues(ABC):
     def read(self, row: int) -> Mapping[str, Any]:
         """Return the values of a row, by field; None, or nothing, where it lacks one.
 
-        Raises:
-            BadImage: If they cannot be read.
+        BadImage if they cannot be read.
         """
 
     def read_together(self, rows: Sequence[int]) -> Sequence[Mapping[str, Any]] | None:
@@ -71,11 +70,7 @@ class FieldValues(ABC):
 
 
 def checked(schema: Mapping[str, Field]) -> dict[str, Field]:
-    """Return a schema of new fields, none of which may be an image.
-
-    Raises:
-        UsageError: If one cannot be a new field.
-    """
+    """Return a schema of new fields, none of which may be an image."""
     try:
         check_schema(schema)
     except ValueError as error:
@@ -105,13 +100,8 @@ class _NpyFile(NamedTuple):
 class FileValues(FieldValues):
     """The rows of .npy files, one for each dataset, in its order. Nothing is unpickled.
 
-    Args:
-        path: The file, or the folder with the file of each split, such as ``train.npy``.
-        name: Name of the field.
-        datasets: The dataset of each split.
-
-    Raises:
-        UsageError: If one is not such a file, has another number of rows, or rows of another kind.
+    ``path`` is the file, or the folder with the file of each split, such as ``train.npy``.
+    UsageError if one is not such a file, has another number of rows, or rows of another kind.
     """
 
     def __init__(self, path: Path, name: str, datasets: Sequence[OpenedDataset]) -> None:
@@ -231,11 +221,7 @@ def _each(values: Any) -> Iterator[Any]:
 
 
 class SequenceValues(FieldValues):
-    """A Python sequence, array or tensor with a value of each row; an iterable is read once.
-
-    Raises:
-        UsageError: If it has another number of values, or its field is unknown.
-    """
+    """A Python sequence, array or tensor with a value of each row; an iterable is read once."""
 
     def __init__(
         self,
@@ -320,12 +306,9 @@ def _failed(name: str, error: Exception) -> BadImage:
 class FunctionValues(FieldValues):
     """A field that a function computes from each sample.
 
-    Args:
-        name: Name of the field.
-        function: Called with a dict of the sample's fields. It is pickled to worker processes.
-        read: Returns the sample of a row.
-        field: The field; None infers it from the first sample.
-        dataset: The first dataset.
+    The function is called with a dict of the sample's fields, and pickled to worker processes.
+    ``read`` returns the sample of a row. Without ``field``, it is inferred from the first sample of
+    ``dataset``, which is the first one.
     """
 
     def __init__(

@@ -44,12 +44,7 @@ class LayerFile:
         return (is_table(path) or path.suffix == ".npy") and path.is_file()
 
     def scan(self, datasets: Mapping[str, OpenedDataset]) -> Scan:
-        """Return the rows of the layer, by its split.
-
-        Raises:
-            UsageError: If the file cannot be read, or lacks a column.
-            CorruptDataset: If the description is damaged.
-        """
+        """Return the rows of the layer, by its split."""
         return LayerSource(datasets, [self._values(datasets)]).scan()
 
     def _values(self, datasets: Mapping[str, OpenedDataset]) -> FieldValues:

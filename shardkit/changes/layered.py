@@ -28,11 +28,7 @@ _AFTER_LABEL = HEAD.stop - HEAD.start - 4
 class LayeredIndex(Index):
     """The index of a dataset with layers.
 
-    Args:
-        dataset: The dataset.
-
-    Raises:
-        CorruptDataset: On first use, as for `Index`, or if a layer is of another dataset.
+    CorruptDataset on first use, as for `Index`, or if a layer is of another dataset.
     """
 
     def __init__(self, dataset: OpenedDataset) -> None:
@@ -73,12 +69,7 @@ class LayeredIndex(Index):
 
 
 class RelabeledRows(IndexRows):
-    """The rows of an index with the labels of a layer.
-
-    Args:
-        rows: The rows.
-        labels: The rows of the layer; None if it removed the label.
-    """
+    """The rows of an index with the labels of a layer, or None if it removed the label."""
 
     def __init__(self, rows: IndexRows, labels: IndexRows | None) -> None:
         self._rows = rows
@@ -119,11 +110,8 @@ class _RelabeledValues:
 def relabeled(rows: Rows, labels: Rows | StoredValues | None) -> Rows:
     """Return a copy of entries with the labels of other entries, and the checksums for these.
 
-    An entry stays damaged if it was, or if the other one is.
-
-    Args:
-        rows: The entries of images.
-        labels: Entries of the same rows, whose labels count; None removes all labels.
+    An entry stays damaged if it was, or if the other one is. ``labels`` are entries of the same
+    rows; None removes all labels.
     """
     patched = np.array(rows)
     others = None if labels is None else np.asarray(labels[:])

@@ -171,14 +171,8 @@ def joined(
 ) -> Manifest:
     """Save the manifests of stores that are longer than those of a dataset, but the first.
 
-    Args:
-        dataset: The dataset.
-        base: The new manifest of the store of its conversion.
-        others: The new manifests of its other `needed_stores`.
-        folder: The folder of all.
-
-    Returns:
-        The manifest with all fields.
+    ``base`` is the new manifest of the store of its conversion, and ``others`` are those of its
+    other `needed_stores`. Return the manifest with all fields.
     """
     longer = dict[str, Layer]()
     for store, manifest in zip(needed_stores(dataset)[1:], others, strict=True):
@@ -208,11 +202,7 @@ def plan_layers(scan: Scan, options: ConvertOptions) -> Plan:
 def described(base: Manifest, layers: Sequence[Layer], before: int, folder: Path) -> Manifest:
     """Return the manifest of a dataset with layers, whose files are in ``folder``.
 
-    Args:
-        base: The manifest before any change.
-        layers: All changes.
-        before: As `Layering.before`.
-        folder: The folder of the dataset.
+    ``base`` is the manifest before any change, ``before`` as `Layering.before`.
     """
     if not layers:
         return base

@@ -19,12 +19,9 @@ from shardkit.sources.wrapper import SomeFields
 class Provided(SomeFields):
     """The fields of new images that a dataset, or one of its layers, has.
 
-    Args:
-        scan: The scan of the images.
-        names: The names of the wanted fields.
-        splits: The split of the images for each of this one's, if they differ.
-        recipe: What to do with the images first, since wanted fields follow them.
-        labels: The new label of each label; None keeps them.
+    ``splits`` are the split of the images for each of this one's, if they differ. The ``recipe`` is
+    applied first, since wanted fields follow the images. ``labels`` are the new label of each
+    label; None keeps them.
     """
 
     def __init__(
@@ -51,8 +48,7 @@ class Provided(SomeFields):
     def narrow(self, record: Record) -> Record:
         """Return a record with the wanted fields alone, and with its new label.
 
-        Raises:
-            BadImage: If the recipe cannot be applied.
+        BadImage if the recipe cannot be applied.
         """
         if self._recipe is not None:
             record = convert_record(self._recipe, record, self.schema).record
@@ -80,10 +76,6 @@ def scan_of_base(scan: Scan, manifest: Manifest) -> Scan:
     """Return a scan with the fields that the shards of a dataset have, not its layers.
 
     It states how its dataset was made if the other one was made so, too.
-
-    Args:
-        scan: The new images.
-        manifest: The manifest of the dataset.
     """
     if any(original.recipe != manifest.recipe for original in scan.originals.values()):
         scan = replace(scan, originals={})

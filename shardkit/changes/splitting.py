@@ -64,17 +64,8 @@ def save_rows(
 ) -> dict[str, Path]:
     """Write lists of rows to text files, which ``convert dataset --rows`` and NumPy read.
 
-    Args:
-        rows: From `split`.
-        directory: The dataset, whose content digest each file states.
-        target: Folder for ``train.txt`` and the others.
-        force: Whether to replace or remove other lists there.
-
-    Returns:
-        The file of each side.
-
-    Raises:
-        UsageError: If the folder cannot be used, or has other files or lists.
+    Each file, such as ``train.txt``, states the content digest of the dataset in ``directory``.
+    ``force`` replaces or removes other lists in ``target``. Return the file of each side.
     """
     require_local(target)
     head = f"{LIST_HEAD}{OpenedDataset(directory).manifest.content_digest}\n"

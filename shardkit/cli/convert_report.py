@@ -135,12 +135,7 @@ def show_converted(
 ) -> None:
     """Print the summary of a conversion.
 
-    Args:
-        src: The source; None if jobs have converted it.
-        dst: The target.
-        converted: The result.
-        tally: What was read, and in which time.
-        lost: Workers of a cluster that died.
+    ``src`` is None if jobs have converted it; ``lost`` are workers of a cluster that died.
     """
     if converted.unchanged or converted.plan is None:
         if src is None:

@@ -56,10 +56,8 @@ class GroupedOption(click.Option):
 def command_option(default: Any = MISSING, *, help: str, **details: Any) -> Any:  # noqa: A002
     """Return a dataclass field that is an option of a command alone.
 
-    Args:
-        default: The field's default; without one, users must give the option.
-        help: Its description.
-        details: See `Option`; or ``flags``, and other details of `click.Option`.
+    Without a default, users must give the option. For ``details``, see `Option`; or give ``flags``,
+    and other details of `click.Option`.
     """
     return _with_details(option(default, help=help, **_ours(details)), details)
 
@@ -67,10 +65,7 @@ def command_option(default: Any = MISSING, *, help: str, **details: Any) -> Any:
 def restated(kind: type[Any], name: str, **details: Any) -> Any:
     """Return a dataclass field that is the same option as one of another class.
 
-    Args:
-        kind: The other class.
-        name: The option's name.
-        details: What differs; see `command_option`.
+    ``details`` are what differs; see `command_option`.
     """
     return _with_details(same_option(kind, name, **_ours(details)), details)
 

@@ -49,13 +49,9 @@ def table(rows: Sequence[Sequence[str]], *, limit: int | None = None) -> None:
 
 
 def wrapped(text: str, indent: str, *, first: str, cut: bool = False) -> None:
-    """Print a text in lines of 100 characters.
+    """Print a text in lines of 100 characters, which start with ``indent``, or ``first``.
 
-    Args:
-        text: The text.
-        indent: Start of every line but the first.
-        first: Start of the first line.
-        cut: Whether to break words that are longer than a line, such as paths.
+    ``cut`` breaks words that are longer than a line, such as paths.
     """
     lines = textwrap.wrap(
         text,
@@ -164,9 +160,7 @@ class Tally:
 def progress_bar(run: Run, action: str) -> Iterator[Tally]:
     """Show progress within the block if standard error is a terminal.
 
-    Args:
-        run: The run, which may be quiet.
-        action: One word for the work.
+    ``action`` is one word for the work.
     """
     hidden = run.output.quiet or None
     # What matters most comes first: a narrow terminal shows the start.
@@ -179,12 +173,7 @@ def progress_bar(run: Run, action: str) -> Iterator[Tally]:
 
 @contextlib.contextmanager
 def measuring_bar(run: Run, *, unit: str = "measurement") -> Iterator[Watch]:
-    """Show the current measurement within the block if standard error is a terminal.
-
-    Args:
-        run: The run, which may be quiet.
-        unit: Unit of the work.
-    """
+    """Show the current measurement within the block if standard error is a terminal."""
     hidden = run.output.quiet or None
     shape = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} {unit}{postfix}"
     with Bar(desc="measuring", unit=unit, disable=hidden, leave=False, bar_format=shape) as bar:

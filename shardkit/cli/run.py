@@ -32,9 +32,8 @@ class Output:
 class Run:
     """One run of a command, from its start to its exit code.
 
-    Args:
-        json: Whether to print a JSON object, until the options are read and replace `output`.
-        owns_process: Whether nothing else runs in this process.
+    ``json`` states whether to print a JSON object, until the options are read and replace `output`.
+    ``owns_process`` states that nothing else runs in this process.
     """
 
     def __init__(self, *, json: bool = False, owns_process: bool = False) -> None:
@@ -114,11 +113,7 @@ def error_fields(
 ) -> dict[str, Any]:
     """Return an error as JSON values.
 
-    Args:
-        error: The error.
-        what: The problem.
-        remedy: What to do.
-        where: The file or option, if it is known; else that of the error, or one in its texts.
+    ``where`` is the file or option, if it is known; else that of the error, or one in its texts.
     """
     where = where or getattr(error, "where", None) or _place(f"{what} {remedy or ''}")
     return {"type": type(error).__name__, "what": what, "where": where, "remedy": remedy}

@@ -24,13 +24,9 @@ _LISTED = 20
 class Command(click.Command):
     """A command that makes objects of its options, and passes them to a function.
 
-    Args:
-        name: Name of the command.
-        function: Called with the `Run`, an object of each class, and all other values by name. It
-            returns the exit code; None is 0. Its docstring is the help.
-        params: Arguments, and options to pass by name.
-        options: Classes of options.
-        details: See `click.Command`.
+    The function is called with the `Run`, an object of each class of ``options``, and all other
+    values by name: arguments, and options in ``params``. It returns the exit code; None is 0. Its
+    docstring is the help.
     """
 
     def __init__(

@@ -32,10 +32,6 @@ def copied(run: Run, source: Path, copies: Copies, dataset: Path | None = None) 
     """Return a source's local path; copy its files first if it is a URL, perhaps with ``@ROOT``.
 
     A URL is returned as it is if ``dataset`` was made by a source that reads URLs by itself.
-
-    Raises:
-        UsageError: If it is a URL and no folder is given, or a file does not exist.
-        ShardkitError: If the files cannot be copied.
     """
     if as_url(source) is None or (dataset is not None and _reads_urls(dataset)):
         return source
@@ -58,11 +54,7 @@ def _reads_urls(dataset: Path) -> bool:
 
 
 def require_root(source: Path, root: str | None) -> None:
-    """Require the folder of a list's images if the list is a URL, since only the list is copied.
-
-    Raises:
-        UsageError: If there is none.
-    """
+    """Require the folder of a list's images if the list is a URL, since only the list is copied."""
     if as_url(source) is not None and root is None and not _with_root(source)[2]:
         raise UsageError(
             f"of {as_url(source)}, only the table is copied;",

@@ -30,10 +30,7 @@ class Cluster(NamedTuple):
 def open_cluster(address: str) -> Iterator[Cluster]:
     """Connect to ``dask://HOST:PORT`` or ``ray://HOST:PORT`` within the block.
 
-    Raises:
-        UsageError: If the address is of another kind, its library is not installed, or nobody
-            answers there.
-        ShardkitError: If the cluster gives up a task.
+    ShardkitError if the cluster gives up a task.
     """
     engine, _, rest = address.partition("://")
     match = _PLACE.fullmatch(rest)

@@ -72,14 +72,8 @@ _LEAST_BYTES = 16
 def save_plan(plan: Plan, source: Path, staging: StagingDirectory, *, force: bool) -> int:
     """Write a plan into a staging directory; return the number of tasks.
 
-    Args:
-        plan: The plan.
-        source: The path from which jobs open the source.
-        staging: The staging directory, which all jobs share.
-        force: Whether to discard an unfinished conversion.
-
-    Raises:
-        UsageError: If there is one, or the images are Python samples.
+    Jobs open the source from the path ``source``. ``force`` discards an unfinished conversion.
+    UsageError if there is one, or the images are Python samples.
     """
     kind = plan.scan.source.kind
     if kind == SAMPLES:
@@ -136,12 +130,7 @@ def load_plan(target: Path) -> Plan:
     """Return the plan that `save_plan` wrote. Its list of images is read while it is used.
 
     The plan may be anybody's, so nothing that it names is opened: `open_source` does that.
-
-    Args:
-        target: The target.
-
-    Raises:
-        UsageError: If there is no plan, or it is damaged.
+    UsageError if there is no plan, or it is damaged.
     """
     try:
         value = load_json(read_small(target / PLAN, _MOST_BYTES, root=target))
@@ -196,12 +185,8 @@ class PlannedSource(ListedSource):
 def open_source(plan: Plan, source: Path | None = None) -> Plan:
     """Return a plan with its source opened, to build shards.
 
-    Args:
-        plan: The plan.
-        source: The path that a user gave for the source; None means that of the plan.
-
-    Raises:
-        UsageError: If the source is not there, or what the plan states about it is damaged.
+    ``source`` is the path that a user gave for the source; None means that of the plan. UsageError
+    if it is not there, or what the plan states about it is damaged.
     """
     named = plan.scan.source
     described = {split.name: split.meta["source"] for split in plan.splits}
@@ -232,13 +217,7 @@ def _reopen(kind: str, path: Path, described: Mapping[str, Mapping[str, Any]]) -
 
 
 def load_task(plan: Plan, target: Path, number: int) -> ShardTask:
-    """Return a task of a plan. Its images are read while they are used.
-
-    Args:
-        plan: The plan.
-        target: The target.
-        number: The task.
-    """
+    """Return a task of a plan. Its images are read while they are used."""
     for split in plan.splits:
         if number < split.shards:
             break
@@ -247,14 +226,7 @@ def load_task(plan: Plan, target: Path, number: int) -> ShardTask:
 
 
 def progress_of(target: str | Path) -> tuple[int, int] | None:
-    """Return how many tasks of a plan are done, and how many there are; None without a plan.
-
-    Args:
-        target: The directory or URL that the plan was written for.
-
-    Raises:
-        ShardkitError: If a store cannot be used.
-    """
+    """Return how many tasks of a plan are done, and how many there are; None without a plan."""
     ledger: Ledger | BucketPlan = Ledger(Path(target))
     if (url := as_url(target)) is not None:
         if not (claim := claim_at(url)):
@@ -270,14 +242,8 @@ def progress_of(target: str | Path) -> tuple[int, int] | None:
 class Jobs:
     """The tasks of a saved plan, to build in this process.
 
-    Args:
-        ledger: What all jobs share.
-        source: The path of the source on this machine, if it is another one.
-        kind: The kind of source, which a user must name if it is that of another package.
-
-    Raises:
-        UsageError: If there is no plan, it is damaged, or its source is of another package.
-        ShardkitError: If a store cannot be used.
+    ``source`` is the path of the source on this machine, if it is another one. ``kind`` is the kind
+    of source, which a user must name if it is that of another package.
     """
 
     def __init__(self, ledger: Ledger, source: Path | None = None, kind: str | None = None) -> None:
@@ -307,11 +273,7 @@ class Jobs:
         return count_tasks(self._saved)
 
     def open(self) -> None:
-        """Open the source, unless it is open; building a task does so, too.
-
-        Raises:
-            UsageError: If it is not there, or the path in the plan does not suffice.
-        """
+        """Open the source, unless it is open; building a task does so, too."""
         if self._opened is not None:
             return
         try:
@@ -326,11 +288,8 @@ class Jobs:
     def build(self, number: int) -> Built:
         """Build the shard of a task and publish it for the commit, or find it finished.
 
-        Raises:
-            UsageError: If there is no such task, this machine would write other bytes, or the plan
-                was committed or discarded.
-            ConversionFailed: If the shard cannot be written.
-            ShardkitError: If a store cannot be used.
+        UsageError if there is no such task, this machine would write other bytes, or the plan was
+        committed or discarded; ConversionFailed if the shard cannot be written.
         """
         task = self.task(number)
         try:
@@ -347,10 +306,8 @@ class Jobs:
     def claimed(self, *, take_over: bool = False) -> Generator[int, None, None]:
         """Claim tasks that are not done, one after another, until none is left.
 
-        The claim of a task that failed is void.
-
-        Args:
-            take_over: Whether to take tasks that others claimed but have not finished, too.
+        The claim of a task that failed is void. ``take_over`` also takes tasks that others claimed
+        but have not finished.
         """
         self.open()  # before the first claim
         for number in self._ledger.create_claims(len(self), take_over=take_over):
@@ -365,11 +322,7 @@ class Jobs:
                         self._ledger.delete_claim(number)
 
     def task(self, number: int) -> ShardTask:
-        """Return a task.
-
-        Raises:
-            UsageError: If there is no such task.
-        """
+        """Return a task; UsageError if there is no such task."""
         if not 0 <= number < len(self):
             raise UsageError(
                 f"there is no task {number}; {self._ledger.place} has tasks 0 to {len(self) - 1}"
@@ -394,11 +347,8 @@ def open_jobs(
 def receive_results(ledger: Ledger) -> Plan:
     """Return a plan to commit in the ledger's folder, where it and all results then are.
 
-    Raises:
-        UsageError: If there is no plan, or it is not complete or damaged.
-        ConversionFailed: If tasks are not done, or shards differ from what their jobs have
-            uploaded. The message names the tasks.
-        ShardkitError: If a store cannot be used.
+    ConversionFailed if tasks are not done, or shards differ from what their jobs have uploaded. The
+    message names the tasks.
     """
     ledger.get(_HEAD)
     plan = load_plan(ledger.folder)
@@ -408,11 +358,7 @@ def receive_results(ledger: Ledger) -> Plan:
 
 
 def require_done(missing: Sequence[int], tasks: int, target: Path | str) -> None:
-    """Refuse to commit while tasks are not done.
-
-    Raises:
-        ConversionFailed: If there are any. The message names them.
-    """
+    """Refuse to commit while tasks are not done; the message names them."""
     if missing:
         more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
         raise ConversionFailed(
@@ -427,12 +373,7 @@ _NAMED = 20
 
 
 def require_free(url: str) -> None:
-    """Refuse a URL that cannot hold a plan, before a long scan.
-
-    Raises:
-        UsageError: If it holds a dataset or an unfinished upload, or access is denied.
-        ShardkitError: If the store cannot be used.
-    """
+    """Refuse a URL that cannot hold a plan, before a long scan."""
     if claim_at(writable(url)) == {}:
         raise occupied(url)
     if manifest_at(url) is not None:
@@ -440,17 +381,10 @@ def require_free(url: str) -> None:
 
 
 def send_plan(folder: Path, url: str, *, force: bool) -> None:
-    """Upload the plan that `save_plan` wrote. Repeat it to resume.
+    """Upload the plan that `save_plan` wrote into ``folder``. Repeat it to resume.
 
-    Args:
-        folder: The target of `save_plan`.
-        url: Where the dataset shall be.
-        force: Whether to discard another plan there, with the shards of its jobs.
-
-    Raises:
-        UsageError: If the URL holds a dataset, another plan or an unfinished upload, or access is
-            denied.
-        ShardkitError: If the store cannot be used.
+    ``force`` discards another plan at the URL, with the shards of its jobs. UsageError if the URL
+    holds a dataset, another plan or an unfinished upload, or access is denied.
     """
     content = sha256((folder / PLAN).read_bytes()).hexdigest()
     claim = claim_at(url)

@@ -34,11 +34,8 @@ FOLDER_CLAIMS = f"{STATE}/claims"
 class Ledger:
     """Files, claims and results of a plan, in a folder that all of its jobs see.
 
-    Its files are used where they are, so most methods have nothing to do.
-
-    Args:
-        folder: The target.
-        place: Name of the target in messages, if it is another one.
+    Its files are used where they are, so most methods have nothing to do. ``place`` is the name of
+    the target in messages, if it is not that of the folder.
     """
 
     def __init__(self, folder: Path, place: str = "") -> None:
@@ -62,10 +59,7 @@ class Ledger:
         """Claim tasks, one after another, until none is left.
 
         A claim is a file that names host and process. That of a dead process on this host is void.
-
-        Args:
-            tasks: The number of tasks.
-            take_over: Whether to also return those that others have claimed.
+        ``take_over`` also returns those that others have claimed.
         """
         for number in range(tasks):
             if own(self.folder, f"{FOLDER_CLAIMS}/{number:06d}") or take_over:
@@ -95,8 +89,7 @@ class Ledger:
     def get_results(self, tasks: Sequence[ShardTask], names: Sequence[str]) -> list[int]:
         """Copy the files ``names`` and all results to the folder, if they are elsewhere.
 
-        Returns:
-            The tasks that are not done there. The commit checks all that is in the folder.
+        Return the tasks that are not done there. The commit checks all that is in the folder.
         """
         return []
 
@@ -144,12 +137,9 @@ class BucketLedger(BucketPlan, Ledger):
     def get_results(self, tasks: Sequence[ShardTask], names: Sequence[str]) -> list[int]:
         """Copy all results, and empty files in place of the shards, which stay in the store.
 
-        Returns:
-            The tasks without a result or, if all have one, whose shard differs from it. Then they
-            no longer have one, so that `work --claim` finds them.
-
-        Raises:
-            UsageError: If the plan is not complete, or was committed meanwhile.
+        Return the tasks without a result or, if all have one, whose shard differs from it. Then
+        they no longer have one, so that `work --claim` finds them. UsageError if the plan is not
+        complete, or was committed meanwhile.
         """
         missing = self.undone(len(tasks))
         if not missing:
@@ -183,13 +173,8 @@ class BucketLedger(BucketPlan, Ledger):
 def open_ledger(target: str | Path, staging: str | Path | None = None) -> Iterator[Ledger]:
     """Open the ledger of a plan in a directory or an object store.
 
-    Args:
-        target: The directory or URL that the plan was written for.
-        staging: For a URL, the folder for copies and shards; None is the temporary one.
-
-    Raises:
-        UsageError: If there is no plan at the URL.
-        ShardkitError: If the store cannot be used.
+    For a URL, ``staging`` is the folder for copies and shards; None is the temporary one.
+    UsageError if there is no plan at the URL.
     """
     if as_url(target) is not None:
         with local_folder(staging) as folder:
@@ -206,11 +191,8 @@ def open_ledger(target: str | Path, staging: str | Path | None = None) -> Iterat
 def local_folder(staging: str | Path | None) -> Iterator[Path]:
     """Provide a new folder in ``staging``, or in the temporary folder; remove it at the end.
 
-    Folders that killed processes of this machine left there are removed first.
-
-    Raises:
-        UsageError: If it cannot be created.
-        DiskFull: If the disk is full within the block.
+    Folders that killed processes of this machine left there are removed first. DiskFull if the disk
+    is full within the block.
     """
     above = Path(staging or tempfile.gettempdir())
     with contextlib.ExitStack() as folders:

@@ -97,11 +97,8 @@ def write_plan(
 ) -> Converted:
     """Write the plan for jobs into ``target``; see `plan_jobs`.
 
-    Args:
-        source: The source.
-        target: The directory, which all jobs share.
-        make: Returns the plan, given an empty folder for files that last until it is written.
-        force: Replace a dataset in ``target``, or discard another unfinished conversion.
+    ``make`` returns the plan, given an empty folder for files that last until it is written.
+    ``force`` replaces a dataset in ``target``, or discards another unfinished conversion.
     """
     refuse_overlap(source, target)
     with open_staging(target, force=force) as staging, staging.scratch() as folder:

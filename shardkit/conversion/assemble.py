@@ -62,14 +62,9 @@ class Assembly:
     def finish(
         self, pieces: Sequence[Piece], repeated: Callable[[list[str]], UsageError] | None = None
     ) -> Manifest:
-        """Write index and reports, and return the manifest to save with them.
+        """Write index and reports of all shards, in order; return the manifest to save with them.
 
-        Args:
-            pieces: All shards, in order.
-            repeated: Returns the error for keys of several records; None is a general one.
-
-        Raises:
-            UsageError: If two records have the same key.
+        ``repeated`` returns the UsageError for keys of several records; None is a general one.
         """
         counts = Counter[str]()
         stored = Counter[str]()

@@ -63,9 +63,7 @@ class Builder(Processes):
     def run(self, done: list[_Task], tasks: list[_Task]) -> Iterator[tuple[_Task, Built]]:
         """Carry out tasks; yield them as they are finished.
 
-        Args:
-            done: Tasks that an earlier run seems to have finished.
-            tasks: The others.
+        ``done`` are tasks that an earlier run seems to have finished.
         """
         if self.executor is None:
             workers = worthwhile(self.workers, (sum(task.source.sizes()) for task in tasks))
@@ -87,11 +85,8 @@ class Builder(Processes):
     ) -> Scan:
         """Return the scan of a source: if it has parts, as `scan_in_parts` does.
 
-        Args:
-            source: The source.
-            folder: An empty folder for files, which must remain while the scan is used.
-            classes: As for `shardkit.contracts.Source.scan`.
-            seed_of: Returns the seed of the stored order of parts; None keeps that of the source.
+        ``folder`` is empty, receives files, and must remain while the scan is used.
+        ``seed_of`` returns the seed of the stored order of parts; None keeps that of the source.
         """
         if not isinstance(source, PartedSource):
             return source.scan(classes)

@@ -31,11 +31,7 @@ def read_ordinary(
     """Return the records of the images to store, or None for each that is left.
 
     A record equals the result of `convert_record` for the record that the source reads.
-
-    Args:
-        source: The images.
-        recipe: The recipe.
-        measuring: Receives the measures of images that are decoded, by these waves.
+    ``measuring`` receives the measures of decoded images, by its waves.
     """
     try:
         return _read_ordinary(source, recipe, measuring)

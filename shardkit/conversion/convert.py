@@ -92,12 +92,7 @@ class Asked:
     def open(self, source: Any, recipe: Recipe | None) -> Request:
         """Return the options of the conversion of a source, and that source.
 
-        Args:
-            source: See `convert`.
-            recipe: The options of images, in place of `images`.
-
-        Raises:
-            UsageError: If an option is invalid.
+        A ``recipe`` replaces `images`.
         """
         stated = Recipe(**vars(self.images))
         if recipe is not None and (given := changed(stated)):
@@ -175,11 +170,7 @@ def plan_conversion(
 
 
 def open_target(target: str | Path, placement: Placement) -> Target:
-    """Return where a conversion publishes its dataset.
-
-    Raises:
-        UsageError: If it lacks a folder for the dataset, or has one too many.
-    """
+    """Return where a conversion publishes its dataset."""
     scheme, place = scheme_and_place(target)
     opened: Target = load(_TARGETS[scheme])(place, placement.staging)
     return opened
@@ -215,11 +206,8 @@ class Request(NamedTuple):
 def plan_source(source: Source, options: ConvertOptions, builder: Builder, folder: Path) -> Plan:
     """Return the plan of a conversion.
 
-    Args:
-        source: The source. If it has parts, no process holds all of its images.
-        options: The options.
-        builder: Lists the parts.
-        folder: An empty folder for files, which must remain while the plan is used.
+    If the source has parts, no process holds all of its images. ``folder`` is empty, receives
+    files, and must remain while the plan is used.
     """
     if not isinstance(source, PartedSource) or source.in_order:
         return make_plan(builder.scan(source, folder), options)

@@ -21,11 +21,8 @@ class DiskReservation:
     def __init__(self, folder: Path, needs: Sequence[int], *, ahead: int, copies: int = 1) -> None:
         """Create a reservation; `reserved` makes it.
 
-        Args:
-            folder: Folder of the shards.
-            needs: Approximate bytes of each shard, in the order in which they are built.
-            ahead: Number of shards built at the same time.
-            copies: Copies of a shard's bytes on the disk while it is built.
+        ``needs`` are the approximate bytes of each shard, in the order in which they are built:
+        ``ahead`` at the same time, each with ``copies`` of its bytes on the disk meanwhile.
         """
         self._temporary = (copies - 1) * sum(sorted(needs)[-ahead:])
         self._folder = folder
@@ -40,10 +37,7 @@ class DiskReservation:
         """Check the free space, and reserve it within the block if the needs are ``exact``.
 
         Space for the shards being built stays free. The kernel releases the rest if the process is
-        killed.
-
-        Raises:
-            DiskFull: If the disk lacks space.
+        killed. DiskFull if the disk lacks space.
         """
         if self._left + self._temporary > free_bytes(self._folder):
             raise self._shortage()

@@ -93,12 +93,8 @@ def shard_task(
 ) -> ShardTask:
     """Return the task that builds a shard in a staging directory.
 
-    Args:
-        plan: The plan.
-        split: The shard's split.
-        shard: Position of the shard in the plan of the split.
-        staging: The staging directory.
-        first: Number of the first shard of the plan.
+    ``shard`` is its position in the plan of the split, ``first`` the number of that plan's first
+    shard.
     """
     number = first + shard
     return ShardTask(
@@ -126,12 +122,7 @@ def prepare(
 ) -> ShardWork:
     """Return the work to build the shards of a split.
 
-    Args:
-        split: The plan of the split.
-        plan: The plan.
-        staging: The staging directory.
-        first: Number of the first shard.
-        observer: The file of an observer of the images; "" for none.
+    ``first`` is the number of its first shard, ``observer`` the file of an observer of the images.
     """
     folder = staging.folder_of(split.name)
     folder.mkdir(parents=True, exist_ok=True)
@@ -174,9 +165,8 @@ def build(
 ) -> int:
     """Build all shards; return the number of shards kept from an earlier run.
 
-    Raises:
-        BadImages: If images are bad, and may not or cannot be left out.
-        DiskFull: If the disk lacks space.
+    BadImages if images are bad, and may not or cannot be left out; DiskFull if the disk lacks
+    space.
     """
     sizes = {
         task.part: size
@@ -264,13 +254,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(work: ShardWork, plan: Plan, *, first: int = 0) -> Parts:
-    """Return the finished shards by their sources: those of a dataset, if it was copied.
-
-    Args:
-        work: The shards.
-        plan: Their plan.
-        first: The number of the first one.
-    """
+    """Return the finished shards by their sources: those of a dataset, if it was copied."""
     split = plan.split(work.split)
     classes = None if plan.scan.classes is None else len(plan.scan.classes)
     if split.original is None:

@@ -14,11 +14,7 @@ def dump_entries(entries: Iterable[Entry]) -> bytes:
 
 
 def load_entries(content: bytes) -> list[Entry]:
-    """Return the entries that `dump_entries` wrote.
-
-    Raises:
-        ValueError: If ``content`` is something else.
-    """
+    """Return the entries that `dump_entries` wrote; ValueError if ``content`` is something else."""
     try:
         entries = [Entry(*values) for values in load_json(content)["entries"]]
     except (TypeError, KeyError) as error:

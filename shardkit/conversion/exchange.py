@@ -61,9 +61,7 @@ class FolderExchange:
     def __init__(self, target: Path, *, work: str) -> None:
         """Create an exchange; `carry_out` makes it.
 
-        Args:
-            target: The folder to replace.
-            work: Name of the work folder in it, with the folders ``state`` and ``dataset``.
+        ``work`` is a folder in the target, with the folders ``state`` and ``dataset``.
         """
         real = Path(os.path.realpath(target))
         self._target = target
@@ -85,11 +83,8 @@ class FolderExchange:
     def carry_out(self, old: Collection[str]) -> bool:
         """Exchange the folders if possible; return whether that was done.
 
-        Args:
-            old: The files of the old dataset. The new one gets links to all others in the target.
-
-        Raises:
-            OSError: If the disk is full or fails.
+        The new dataset gets links to all files in the target but the ``old`` ones. OSError if the
+        disk is full or fails.
         """
         others = self._movable_others(old)
         if others is None:
@@ -188,11 +183,8 @@ class FolderExchange:
         """Remove the old dataset after the exchange.
 
         Files that were added to its folder at the last moment move to the target, unless they are
-        temporary files that a killed process left.
-
-        Args:
-            old: The files of the old dataset.
-            scratch: The folder in the work folder that this process uses, which is kept.
+        temporary files that a killed process left. This process uses the folder ``scratch`` in the
+        work folder, which is kept.
         """
         if name := self._sibling_name():
             self._return_others(name, old)

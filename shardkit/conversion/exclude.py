@@ -25,12 +25,7 @@ from shardkit.system.text import name_list
 
 
 class Excluded(Wrapper):
-    """A source without the images that lists name.
-
-    Args:
-        source: The source.
-        lists: As for `exclude_listed`.
-    """
+    """A source without the images that lists name; see `exclude_listed`."""
 
     def __init__(self, source: Source, lists: Sequence[str | Path]) -> None:
         super().__init__(source)
@@ -76,16 +71,12 @@ def exclude_listed(scan: Scan, lists: Sequence[str | Path]) -> Scan:
     """Return a scan without the images that text files list; it counts them as ignored.
 
     A line is a key or, if no image has this key, a path. For a dataset, it may also be a row: see
-    `shardkit.dataset.selection.read_list`.
+    `shardkit.dataset.selection.read_list`. If the source has splits, the name of one and ``=``
+    precede each file, as in ``train=leak.txt``. If it was divided into them, a file alone holds for
+    all.
 
-    Args:
-        scan: The images of any source.
-        lists: The files. If the source has splits, the name of one and ``=`` precede each file, as
-            in ``train=leak.txt``. If it was divided into them, a file alone holds for all.
-
-    Raises:
-        UsageError: If a file cannot be read, names an image that the source lacks, or names all
-            images of a split.
+    UsageError if a file cannot be read, names an image that the source lacks, or names all images
+    of a split.
     """
     chosen: dict[str, set[str]] = {}
     for text in lists:

@@ -94,10 +94,7 @@ def saved_digest(folder: Path) -> str | None:
 def differences(folder: Path, now: ConversionFingerprint, bad: Collection[str]) -> list[str]:
     """Return the differences from the fingerprint in ``folder``, each in a few words.
 
-    Args:
-        folder: The folder that `ConversionFingerprint.save` wrote to.
-        now: The fingerprint of this run.
-        bad: Bad files, which may have been changed or removed.
+    Files in ``bad`` may have been changed or removed.
     """
     try:
         plan = load_json(read_small(folder / _PLAN))

@@ -43,13 +43,8 @@ def locked(folder: Path, check: Callable[[], object]) -> Iterator[None]:
     If the file system has no locks, a file names the process instead. A killed process leaves it
     behind. A later process on the same machine removes it; on another machine, the user must.
 
-    Args:
-        folder: The folder. The holder may remove it, and with it the lock.
-        check: Called before each attempt; raises if the work cannot be done.
-
-    Raises:
-        UsageError: If another process holds the lock, or the folder cannot be written.
-        ConversionFailed: If the disk is full or fails.
+    ``check`` is called before each attempt and raises if the work cannot be done. The holder may
+    remove the folder, and with it the lock. UsageError if another process holds the lock.
     """
     release = None
     while release is None:  # another process may remove the lock between check and attempt

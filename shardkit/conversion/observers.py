@@ -49,9 +49,7 @@ def get_observer(file: str) -> Observer:
 def save_observed(folder: Path, shards: Sequence[tuple[Path, int]]) -> None:
     """Write what observers found in shards next to them; zeros for shards built without.
 
-    Args:
-        folder: The folder of the shards.
-        shards: The folder of the part of each, and its number of rows.
+    ``shards`` are the folder of the part of each, and its number of rows.
     """
     for name in OBSERVERS:
         if any((part / name).exists() for part, _ in shards):

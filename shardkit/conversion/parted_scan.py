@@ -77,16 +77,9 @@ def scan_in_parts(
 ) -> Scan:
     """Return the scan of a source, with images in stored order that are read from files.
 
-    Args:
-        source: The source.
-        folder: An empty folder for the files, which must remain while the scan is used.
-        seed_of: Returns the seed of the stored order; None keeps that of the source.
-        run: Applies `list_part` to tasks, and yields them with the results in any order.
-        classes: As for `shardkit.contracts.Source.scan`.
-
-    Raises:
-        UsageError: If the source is missing, unreadable or empty.
-        OSError: If the files cannot be written.
+    The files are in ``folder``, which is empty and must remain while the scan is used; OSError if
+    they cannot be written. ``seed_of`` returns the seed of the stored order; None keeps that of the
+    source. ``run`` applies `list_part` to tasks, and yields them with the results in any order.
     """
     scan, parts = source.parts(_PARTS, classes)
     seed = seed_of(scan)

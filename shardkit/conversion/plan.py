@@ -260,13 +260,8 @@ class _PlannedFiles:
 def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = False) -> Plan:
     """Return the plan for converting the images of ``scan``.
 
-    Args:
-        scan: The images.
-        options: The options.
-        sorted_already: Whether the images of each split are in stored order.
-
-    Raises:
-        UsageError: If a field has more classes than fit into a manifest.
+    ``sorted_already`` states that the images of each split are in stored order. UsageError if a
+    field has more classes than fit into a manifest.
     """
     options = _completed(options, scan)
     seed = None if sorted_already else _seed(options)
@@ -303,15 +298,10 @@ _PIXEL_PLANS = {
 
 
 def plan_rgb(scan: Scan, recipe: Recipe, sources: Iterable[Images]) -> tuple[Scan, Recipe]:
-    """Return scan and recipe of images that become RGB of 8 bits: unchanged.
+    """Return scan and recipe unchanged: the images become RGB of 8 bits.
 
-    Args:
-        scan: The scan.
-        recipe: The recipe.
-        sources: The images of each split in the order of rows.
-
-    Raises:
-        UsageError: If they are of other types.
+    ``sources`` are the images of each split in the order of rows. UsageError if they are of other
+    types.
     """
     typed = [field.pixels for field in scan.schema.values() if field.pixels is not None]
     if typed:
@@ -363,12 +353,9 @@ def _seed(options: ConvertOptions) -> int | None:
 
 
 def as_stored(source: Images, *, seed: int | None, limit: int | None) -> Images:
-    """Return the images of a source in the order of rows.
+    """Return at most ``limit`` images of a source in the order of rows.
 
-    Args:
-        source: The images, in the source's order.
-        seed: Seed of the random order; None keeps the source's.
-        limit: Maximum number of rows.
+    A ``seed`` of None keeps the order of the source.
     """
     if seed is None:
         return source.of(source.entries[:limit])

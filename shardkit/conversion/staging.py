@@ -102,14 +102,9 @@ class StagingDirectory:
         """Start a run, or resume one; at the end of the block, publish the dataset.
 
         Yields whether the block must make the dataset. An earlier run may have been interrupted
-        while it published the same one. If the block saves no manifest, nothing is published.
-
-        Args:
-            fingerprint: Everything that determines the result.
-            force: Discard another unfinished run.
-
-        Raises:
-            UsageError: If there is another unfinished run.
+        while it published the same one. If the block saves no manifest, nothing is published. The
+        fingerprint is everything that determines the result. Another unfinished run is a
+        UsageError; ``force`` discards it.
         """
         self.start(fingerprint, force=force)
         is_ready = self.is_ready
@@ -138,10 +133,8 @@ class StagingDirectory:
         """Resume an earlier run with the same fingerprint, or start from nothing.
 
         A run also resumes if only bad files that the earlier run reported were fixed or removed, or
-        are now skipped. The caller must then check the input of each finished shard.
-
-        Raises:
-            UsageError: If there is an unfinished run with another fingerprint, without ``force``.
+        are now skipped. The caller must then check the input of each finished shard. UsageError if
+        there is an unfinished run with another fingerprint, without ``force``.
         """
         self._exchange.take_back()
         if not self.is_ready:
@@ -367,10 +360,8 @@ class StagingDirectory:
 def open_staging(target: Path, *, force: bool) -> Iterator[StagingDirectory]:
     """Open the staging directory of ``target``, for one process at a time.
 
-    Raises:
-        UsageError: If ``target`` holds other files, or a dataset without ``force``, cannot be
-            written, or another conversion is running there.
-        ConversionFailed: If the disk is full or fails.
+    UsageError if ``target`` holds other files, or a dataset without ``force``, cannot be written,
+    or another conversion is running there.
     """
     place = StagingDirectory(target)
     clear_trash(target)  # of a run that was killed at the end
@@ -395,13 +386,7 @@ def finish_interrupted(target: Path) -> None:
 def scratch_folder(directory: Path, check: Callable[[], object]) -> Iterator[Path]:
     """Provide an empty folder on the dataset's disk, for one writer of the dataset at a time.
 
-    Args:
-        directory: The dataset.
-        check: As for `shardkit.conversion.lock.locked`.
-
-    Raises:
-        UsageError: If another process writes to the dataset, or this one may not.
-        ConversionFailed: If the disk is full or fails.
+    ``check`` is as for `shardkit.conversion.lock.locked`.
     """
     target = _with_all_splits(directory)
     with locked(target / WORK_NAME, check):
@@ -434,14 +419,10 @@ def clear_trash(target: Path) -> OSError | None:
 def old_files(target: Path, name: str, *, pinned: bool = False) -> list[str]:
     """Return the files of an old dataset to remove, from a list in the work folder.
 
-    Args:
-        target: The target.
-        name: Path of the list, relative to the target.
-        pinned: Whether each entry also identifies the file. Another file is not returned, nor one
-            in a list of an earlier version, which has only names.
-
-    Raises:
-        UsageError: If the list is damaged, or names anything but files of a dataset.
+    ``name`` is the path of the list, relative to the target. If ``pinned``, each entry also
+    identifies the file: another file is not returned, nor one in a list of an earlier version,
+    which has only names. UsageError if the list is damaged, or names anything but files of a
+    dataset.
     """
     try:
         names = json.loads(read_small(target / name, root=target))
@@ -514,10 +495,8 @@ def _sync_all(folders: set[Path]) -> None:
 def check_target(target: Path, *, force: bool) -> None:
     """Refuse a target that cannot hold a new dataset.
 
-    Raises:
-        UsageError: If ``target`` is a file or a broken link, holds other files, or a dataset
-            without ``force``.
-        CorruptDataset: If the manifest of a dataset to be replaced is damaged.
+    That is a file, a broken link, or a folder with other files, or with a dataset without
+    ``force``. CorruptDataset if the manifest of a dataset to be replaced is damaged.
     """
     require_local(target)
     _refuse_split(target)
@@ -572,11 +551,7 @@ def _has_parts(target: Path) -> bool:
 
 
 def refuse_overlap(source: Source, target: Path) -> None:
-    """Refuse a target that contains the source, or is in it.
-
-    Raises:
-        UsageError: If it does, or is.
-    """
+    """Refuse a target that contains the source, or is in it."""
     for path in source.paths():
         if overlap(target, path):
             raise UsageError(

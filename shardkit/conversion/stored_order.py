@@ -96,12 +96,9 @@ def _buckets(entries: list[Entry], seed: int | None) -> list[list[Entry]]:
 def read_runs(
     runs: Sequence[Run], seed: int | None, folder: TemporaryFolder | None = None
 ) -> StoredEntries:
-    """Return the images of all runs in stored order.
+    """Return the images of all runs, which were written with ``seed``, in stored order.
 
-    Args:
-        runs: The runs.
-        seed: The seed with which they were written.
-        folder: Their folder, if it shall last as long as the result.
+    Their ``folder``, if given, lasts as long as the result.
     """
     if seed is None:
         return StoredEntries(

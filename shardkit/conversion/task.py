@@ -87,11 +87,7 @@ class Task(ABC):
         """Return whether the shard has the bytes of its entry."""
 
     def require_same_machine(self) -> None:  # noqa: B027 - most tasks run anywhere
-        """Refuse to run on a machine where the result would differ.
-
-        Raises:
-            UsageError: If it would.
-        """
+        """Refuse to run on a machine where the result would differ."""
 
     @abstractmethod
     def make(self) -> ShardResult:
@@ -101,8 +97,7 @@ class Task(ABC):
 def carry_out(task: Task) -> Built:
     """Carry out a task, or find its result intact.
 
-    Raises:
-        ConversionFailed: If a file cannot be written, or differs from the input when read back.
+    ConversionFailed if a file cannot be written, or differs from the input when read back.
     """
     try:
         result = load_result(task)

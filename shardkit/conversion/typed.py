@@ -31,13 +31,8 @@ _TRIES = 1000
 def plan_typed(scan: Scan, recipe: Recipe, sources: Iterable[Images]) -> tuple[Scan, Recipe]:
     """Return a scan whose schema states channels and dtype of each image, and its recipe.
 
-    Args:
-        scan: The scan.
-        recipe: The recipe.
-        sources: The images of each split in the order of rows; the first one decides.
-
-    Raises:
-        UsageError: If no image can be read to take them from, or the encoding does not hold them.
+    ``sources`` are the images of each split in the order of rows; the first one decides. UsageError
+    if none can be read, or the encoding does not hold them.
     """
     images = {
         name: field

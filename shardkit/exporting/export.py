@@ -108,11 +108,7 @@ def export(
 
 
 def get_layout(name: LayoutName) -> Write:
-    """Return the function that writes a layout.
-
-    Raises:
-        UsageError: If there is no such layout, or it needs a package that is not installed.
-    """
+    """Return the function that writes a layout."""
     if name not in LAYOUTS:
         raise UsageError(
             f"{setting('layout', name)} is unknown;",

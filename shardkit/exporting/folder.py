@@ -23,8 +23,7 @@ TABLE = "metadata.csv"
 def write_imagefolder(exporting: Exporting, output: OutputFolder) -> None:
     """Write each image under its source path, below a folder of its class.
 
-    Raises:
-        UsageError: If records have more fields than image and label, or a name cannot be a file's.
+    UsageError if records have more fields than image and label, or a name cannot be a file's.
     """
     if exporting.others or IMAGE not in exporting.shards.schema:
         raise UsageError(
@@ -59,9 +58,6 @@ def write_csv(exporting: Exporting, output: OutputFolder) -> None:
 
     Images keep their paths, and so their keys, unless other fields are files, too: then each field
     has a folder.
-
-    Raises:
-        UsageError: If a name cannot be a file's.
     """
     prefix = exporting.shards.dataset.prefix
     schema = exporting.shards.schema

@@ -17,9 +17,7 @@ from shardkit.system.text import quoted
 class OutputFolder:
     """Creates files below a folder; no other process writes there.
 
-    Args:
-        root: The folder, which exists and is empty.
-        same: A folder that should have the same files.
+    ``root`` exists and is empty; ``same`` is a folder that should have the same files.
     """
 
     def __init__(self, root: Path, same: Path | None = None) -> None:
@@ -39,20 +37,14 @@ class OutputFolder:
         return self._same is not None
 
     def require_same(self) -> None:
-        """Compare all files with those of the other folder.
-
-        Raises:
-            UsageError: If they differ.
-        """
+        """Compare all files with those of the other folder; UsageError if they differ."""
         if self._same is not None and not _are_same(self.root, self._same):
             raise _not_empty(self._same)
 
     def write(self, name: str, content: bytes) -> None:
         """Create a file.
 
-        Raises:
-            UsageError: If the name leads elsewhere, or is that of another file or folder.
-            OSError: If the disk is full or fails.
+        UsageError if the name leads elsewhere, or is that of another file or folder.
         """
         with self.create(name) as file:
             file.write(content)

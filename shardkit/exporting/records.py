@@ -57,8 +57,7 @@ _KNOWN = {suffix for kind in IMAGE_FIELDS for suffix in _SUFFIXES.get(kind, (kin
 class Exporting:
     """One dataset, or split, to export.
 
-    Raises:
-        UsageError: If it stores raw pixels or planes, without ``raw_as_png``.
+    UsageError if it stores raw pixels or planes, without ``raw_as_png``.
     """
 
     shards: ShardSet
@@ -103,8 +102,7 @@ class Exporting:
     def of_shard(self, shard: int) -> Iterator[Record]:
         """Yield the records of a shard, after comparing each with the index.
 
-        Raises:
-            CorruptShard: If the shard is damaged, or a record differs from the index.
+        CorruptShard if the shard is damaged, or a record differs from the index.
         """
         manifest = self.shards.manifest
         path = self.shards.files.path(shard)
@@ -181,9 +179,7 @@ class Exporting:
     def file_name(self, record: Record, stored: str) -> str:
         """Return the file name of a field's bytes: the source path, with the suffix of its content.
 
-        Args:
-            record: The record.
-            stored: The stored name of the field.
+        ``stored`` is the stored name of the field.
         """
         path = record.meta["path"]
         kind = stored.rpartition(".")[2]

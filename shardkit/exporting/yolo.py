@@ -30,11 +30,8 @@ _OUTSIDE = 0.01
 def write_yolo(exporting: Exporting, output: OutputFolder) -> None:
     """Write images and labels; with the first split, also data.yaml.
 
-    Numbers are fractions of the upright picture, which Ultralytics reads.
-
-    Raises:
-        UsageError: If there are no boxes, a field is none that labels hold, a box is outside of its
-            picture, or a name cannot be a file's.
+    Numbers are fractions of the upright picture, which Ultralytics reads. UsageError if there are
+    no boxes, a field is none that labels hold, or a box is outside of its picture.
     """
     fields = exporting.others
     wrong = [name for name, field in fields.items() if _FIELDS.get(name) != field.kind]

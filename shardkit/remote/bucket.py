@@ -46,10 +46,8 @@ _ATTEMPTS = 3
 class BucketPlan:
     """The plan at a URL, and a folder for copies of its files.
 
-    Args:
-        url: The URL of the dataset.
-        claim: The content of the claim there, which names the plan.
-        folder: A private folder for copies, with the names in the target.
+    ``claim`` is the content of the claim there, which names the plan. The folder is private; names
+    are those in the target.
     """
 
     def __init__(self, url: str, claim: dict[str, Any], folder: Path) -> None:
@@ -60,11 +58,7 @@ class BucketPlan:
 
     @classmethod
     def open(cls, url: str, folder: Path) -> Self:
-        """Open the plan at a URL.
-
-        Raises:
-            UsageError: If there is none.
-        """
+        """Open the plan at a URL; UsageError if there is none."""
         url = writable(url)
         claim = claim_at(url)
         if not claim:
@@ -85,11 +79,7 @@ class BucketPlan:
         return claim_at(self.url) == self.claim
 
     def require_plan(self) -> None:
-        """Refuse to use the plan once it was committed or discarded.
-
-        Raises:
-            UsageError: If it was.
-        """
+        """Refuse to use the plan once it was committed or discarded."""
         if not self.is_current:
             raise _absent(self.url)
 
@@ -100,9 +90,7 @@ class BucketPlan:
     def get(self, names: Sequence[str]) -> None:
         """Copy files of the plan to the folder, unless they are there.
 
-        Raises:
-            UsageError: If one is missing.
-            CorruptDataset: If one is damaged.
+        UsageError if one is missing; CorruptDataset if one is damaged.
         """
         absent = [name for name in names if not (self.folder / name).exists()]
         if missing := call(objects.receive, self._below, self.folder, absent):
@@ -175,8 +163,7 @@ class BucketPlan:
     def send_shard(self, root: Path, entry: ShardEntry, name: str) -> None:
         """Upload the shard ``name`` of the folder ``root``, unless it is there.
 
-        Raises:
-            UsageError: If the plan was committed or discarded.
+        UsageError if the plan was committed or discarded.
         """
         self._require_current()
         if self.digests([name]).get(name) != entry.sha256:
@@ -229,9 +216,6 @@ def committed_at(url: str) -> dict[str, Manifest] | None:
     """Return the manifests of the dataset at a URL, by split; None if it holds a plan or nothing.
 
     What a commit left that was killed after publishing is removed.
-
-    Raises:
-        ShardkitError: If the store cannot be used.
     """
     url = writable(url)
     if claim_at(url) is not None or manifest_at(url) is None:

@@ -31,9 +31,8 @@ _TOGETHER = 1 << 20
 class BucketFolder(Place):
     """The objects below a URL, with ``/`` in their names as in paths.
 
-    Args:
-        url: The URL, without credentials: those are in the environment.
-        below: A folder below it; its objects are addressed from the URL.
+    The URL is without credentials: those are in the environment. ``below`` is a folder below it;
+    its objects are addressed from the URL.
     """
 
     chunk_bytes = 16 << 20
@@ -55,11 +54,7 @@ class BucketFolder(Place):
         return BucketFolder(self.url, self._path(folder)) if folder else self
 
     def folders(self) -> list[str]:
-        """Return the names of the folders that contain objects.
-
-        Raises:
-            UsageError: If there is no such bucket, or access is denied.
-        """
+        """Return the names of the folders that contain objects."""
         folders = call(whole.folders, self.url, self._below)
         return [name for name in folders if not why_left_out(name)]
 
@@ -82,9 +77,8 @@ class BucketFolder(Place):
     def read(self, entry: Entry, path: str) -> bytes:
         """Return the content of an object.
 
-        Raises:
-            BadImage: If it is gone, or another version than the listed one.
-            ShardkitError: If the store cannot be read: no image may be left out for that.
+        BadImage if it is gone, or another version than the listed one. ShardkitError if the store
+        cannot be read: no image may be left out for that.
         """
         answer = _arriving.take(self.url, (self._path(path), entry.bytes, entry.stamp))
         if isinstance(answer, bytes):
@@ -110,8 +104,7 @@ class BucketFolder(Place):
     def listed(self, top: str, *, deep: bool) -> list[tuple[str, int, int]]:
         """Return path, size and stamp of the objects in a folder, in the order of a local walk.
 
-        Raises:
-            UsageError: If the folder has two objects whose names differ in a slash at the end.
+        UsageError if the folder has two objects whose names differ in a slash at the end.
         """
         skip = len(self._below) + 1 if self._below else 0
         with full_disk_named(), TemporaryFolder() as folder:

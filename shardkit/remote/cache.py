@@ -88,8 +88,7 @@ class Cache:
     def shard(self, sha256: str) -> Path:
         """Return the path of a shard.
 
-        Raises:
-            CorruptDataset: If a manifest states another text than a SHA-256, such as a path.
+        CorruptDataset if a manifest states another text than a SHA-256, such as a path.
         """
         if not _SHARD.fullmatch(sha256):
             raise CorruptDataset(f"the manifest is damaged: {sha256[:80]!r} is not a SHA-256")
@@ -100,11 +99,7 @@ class Cache:
         return self.folder / "datasets" / name
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder in the cache, unless it exists.
-
-        Raises:
-            OSError: If it cannot be created, or a part of its path is a link.
-        """
+        """Create a folder in the cache, unless it exists; OSError if its path has a link."""
         make_folder(self.folder, os.path.relpath(path, self.folder), _mode(0o777))
 
     def unusable(self, error: OSError) -> ShardkitError:
@@ -163,14 +158,9 @@ class Cache:
     def fetch(self, file: RemoteFile, path: Path, fill: Fill) -> None:
         """Create the file at ``path`` unless it is there; only one process fetches it.
 
-        Args:
-            file: What is fetched.
-            path: Where, in a folder that exists.
-            fill: Called again if the content differs.
-
-        Raises:
-            CorruptShard: If the content differs every time.
-            ShardkitError: If the process that fetches it stops, or ``fill`` raises.
+        The folder of ``path`` exists. ``fill`` is called again if the content differs; CorruptShard
+        if it differs every time. ShardkitError if the process that fetches it stops, or ``fill``
+        raises.
         """
         if self._is_right(path, file.sha256):
             return
@@ -265,9 +255,7 @@ class Cache:
 def open_cache(folder: str | os.PathLike[str], limit: int | None) -> Cache:
     """Return the cache in ``folder``, which is new, empty, or a cache already.
 
-    Raises:
-        UsageError: If it holds other files, which a cache could be mistaken to own, or cannot be
-            written.
+    UsageError if it holds other files, which a cache could be mistaken to own.
     """
     place = Path(folder).expanduser().absolute()
     try:
@@ -342,9 +330,7 @@ def exclusive(path: Path, done: Callable[[], bool], mode: int = 0o666) -> Iterat
     """Open or create a file and lock it, when no other process has; yield None if ``done()``.
 
     A file that has another name too, or wider permissions, is replaced: it may not be ours.
-
-    Raises:
-        ShardkitError: If the process that has it makes no progress.
+    ShardkitError if the process that has it makes no progress.
     """
     seen = -1
     since = time.monotonic()

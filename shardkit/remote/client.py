@@ -274,8 +274,7 @@ class ObjectStore(Store):
     def create(self, name: str, content: bytes) -> None:
         """Write an object that does not exist yet.
 
-        Raises:
-            Exists: If it exists with other content. With the same, an earlier attempt wrote it.
+        Exists if its content differs. If it is the same, an earlier attempt wrote it.
         """
 
         def write() -> None:

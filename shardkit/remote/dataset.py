@@ -71,10 +71,7 @@ class InStore(Access):
 class CachedShards(ShardFiles):
     """The copies of shards in a cache, fetched when needed.
 
-    Args:
-        dataset: The dataset, with the local copy of manifest and index.
-        url: Its URL.
-        cache: The cache.
+    ``dataset`` has the local copy of manifest and index.
     """
 
     def __init__(self, dataset: OpenedDataset, url: str, cache: Cache) -> None:
@@ -88,9 +85,7 @@ class CachedShards(ShardFiles):
     def open(self, shards: Collection[int]) -> dict[int, ShardFile]:
         """Return some shards, open, after fetching those that are not in the cache.
 
-        Raises:
-            CorruptShard: If the store holds other content.
-            ShardkitError: If one cannot be fetched.
+        CorruptShard if the store holds other content; ShardkitError if one cannot be fetched.
         """
         if len(shards) > 1:
             self._fetch_ahead(sorted(shards))
@@ -147,13 +142,7 @@ class CachedShards(ShardFiles):
 def open_remote(
     url: str, split: str | None, root: str | os.PathLike[str] | None, fetching: Fetching
 ) -> OpenedDataset:
-    """Open one dataset in an object store, after fetching its manifest and its index.
-
-    Raises:
-        UsageError: If there is no dataset, the cache cannot be used, or access is denied.
-        CorruptDataset: If the manifest or the index is damaged.
-        ShardkitError: If the store cannot be read.
-    """
+    """Open one dataset in an object store, after fetching its manifest and its index."""
     if root is not None:
         raise UsageError(
             f"{url} is not an attached dataset;", remedy=f"leave {setting('root')} out"
@@ -197,9 +186,8 @@ def _remote(url: str, entry: FileEntry) -> RemoteFile:
 def fetch_manifest(url: str) -> tuple[bytes, Manifest]:
     """Return the bytes and the content of the manifest of one dataset.
 
-    Raises:
-        UsageError: If there is none, or it is of splits.
-        CorruptDataset: If it is damaged, also when fetched again.
+    UsageError if there is none, or it is of splits. CorruptDataset if it is damaged, also when
+    fetched again.
     """
     content, manifest = _fetch_any_manifest(url)
     if isinstance(manifest, SplitsManifest):
@@ -208,12 +196,7 @@ def fetch_manifest(url: str) -> tuple[bytes, Manifest]:
 
 
 def fetch_splits(url: str) -> dict[str, str]:
-    """Return the URL of each split of a dataset; "" without splits.
-
-    Raises:
-        UsageError: If there is no dataset.
-        CorruptDataset: If its manifest is damaged, also when fetched again.
-    """
+    """Return the URL of each split of a dataset; "" without splits."""
     _, manifest = _fetch_any_manifest(url)
     splits = manifest.splits if isinstance(manifest, SplitsManifest) else ("",)
     return {name: f"{url}/{name}".rstrip("/") for name in splits}

@@ -98,11 +98,8 @@ def names(url: str) -> list[str]:
 def copy(url: str, name: str, path: Path) -> int:
     """Copy an object to a file, unless the file is its copy; return the bytes fetched.
 
-    The modification time of a copy states the version.
-
-    Raises:
-        UsageError: If there is no such object, or access is denied.
-        ShardkitError: If it cannot be read, changes meanwhile, or the file cannot be written.
+    The modification time of a copy states the version. UsageError if there is no such object, or
+    access is denied; ShardkitError if it changes meanwhile.
     """
     store = open_store(url)
     part = path.with_name(f".{path.name}.part")

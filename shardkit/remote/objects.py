@@ -47,9 +47,7 @@ def send(url: str, folder: Path, names: Sequence[str]) -> None:
 def receive(url: str, folder: Path, names: Sequence[str]) -> list[str]:
     """Copy objects that `send` wrote into a private folder; return the names of missing ones.
 
-    Raises:
-        CorruptDataset: If an object differs from its SHA-256, three times.
-        ShardkitError: If the store cannot be read, or a file cannot be written.
+    CorruptDataset if an object differs from its SHA-256, three times.
     """
     store = open_store(url)
     missing = []

@@ -37,11 +37,7 @@ _Answer = TypeVar("_Answer")
 
 
 def timeout() -> float:
-    """Return the seconds for one request.
-
-    Raises:
-        UsageError: If the environment states something else.
-    """
+    """Return the seconds for one request; UsageError if the environment states something else."""
     seconds = os.environ.get("SHARDKIT_STORE_TIMEOUT", _TIMEOUT)
     try:
         return float(seconds)
@@ -122,8 +118,7 @@ class Store(ABC):
     def whole(self, name: str, size: int, stamp: int) -> bytes | None:
         """Return the content of an object; None if it is not the version that was listed.
 
-        Raises:
-            Missing: If it does not exist.
+        Missing if there is no such object.
         """
         raise self._unlisted()
 
@@ -137,8 +132,7 @@ class Store(ABC):
     def create(self, name: str, content: bytes) -> None:
         """Write an object that does not exist yet.
 
-        Raises:
-            Exists: If it exists with other content. With the same, an earlier attempt wrote it.
+        Exists if its content differs. If it is the same, an earlier attempt wrote it.
         """
 
     @abstractmethod
@@ -211,8 +205,7 @@ class Store(ABC):
 def open_store(url: str) -> Store:
     """Return the store of a URL; one client for each serves all threads.
 
-    Raises:
-        ImportError: If a package is missing.
+    ImportError if a package is missing.
     """
     store: Store = load(_CLIENTS[url.partition(":")[0]])(url)
     return store

@@ -108,11 +108,7 @@ def upload(
 
 
 def writable(url: str | os.PathLike[str]) -> str:
-    """Return a URL to write to.
-
-    Raises:
-        UsageError: If it is not one.
-    """
+    """Return a URL to write to; UsageError if it is not one."""
     place = as_url(url)
     if place is None:
         raise UsageError(f"{url} is not a URL", remedy=f"give {_PLACES}")

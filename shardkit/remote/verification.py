@@ -47,12 +47,7 @@ class RemoteChecks(Checks):
 
     @contextlib.contextmanager
     def directory(self) -> Iterator[Path]:
-        """Provide a temporary folder with all files: shards have their size, but no content.
-
-        Raises:
-            UsageError: If there is no dataset.
-            ShardkitError: If the store cannot be read.
-        """
+        """Provide a temporary folder with all files: shards have their size, but no content."""
         url = self.place
         if url.startswith("http"):
             raise UsageError(f"{url} cannot be verified: a web server does not list its files")

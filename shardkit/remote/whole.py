@@ -48,9 +48,7 @@ def objects(url: str, folder: str) -> list[str]:
 def listing(url: str, folder: str, deep: bool, path: Path) -> None:
     """Write the objects in a folder to a file: name, size and stamp, a line of JSON each.
 
-    Raises:
-        ShardkitError: If the listing repeats itself, does not end or has objects of other folders,
-            or the file cannot be written.
+    ShardkitError if the listing repeats itself, does not end or has objects of other folders.
     """
     starts = set[int]()
     count = 0

@@ -76,10 +76,8 @@ def class_bars(
 ) -> str:
     """Return a bar for each class, with a piece for each dataset or split.
 
-    Args:
-        counts: Number of images of each class in each part.
-        parts: Names of the datasets or splits.
-        colors: Color of each class; None for those of the parts.
+    ``counts`` are the images of each class in each part. Without ``colors`` of the classes, those
+    of the parts are used.
     """
     most = max((sum(part_counts) for part_counts in counts.values()), default=0) or 1
     drawn = []

@@ -43,14 +43,8 @@ class Image(NamedTuple):
 class Collection:
     """All rows of some datasets, one after another. Arrays have one element for each row.
 
-    Args:
-        directories: Datasets, or directories of splits.
-        workers: Number of processes that measure images.
-        on_progress: Called with the progress since the last call.
-
-    Raises:
-        UsageError: If there is no such dataset, it has no images, or is given twice.
-        CorruptDataset: If one is damaged.
+    ``on_progress`` is called with the progress since the last call. UsageError if a dataset does
+    not exist, has no images, or is given twice.
     """
 
     def __init__(
@@ -132,11 +126,7 @@ class Collection:
         return np.asarray(self.facts["state"] == MEASURED)
 
     def read(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, EncodedImage]]:
-        """Yield some rows with their images, each of which is valid until the next one.
-
-        Raises:
-            CorruptRecord: If a record is damaged.
-        """
+        """Yield some rows with their images, each of which is valid until the next one."""
         for number in np.unique(self.part[rows]).tolist():
             part = self.parts[number]
             part_rows = rows[self.part[rows] == number]

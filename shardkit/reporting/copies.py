@@ -17,14 +17,10 @@ class Copies:
     """The copies of each picture, in order of preference, and those to leave out.
 
     Preferred are images without other findings, then those of the smallest or last dataset or
-    split, then those with the most pixels, then JPEGs, then the first. An image is left out only
-    if a similar one is preferred. So each picture keeps one, even if all lists are used.
-
-    Args:
-        images: The datasets.
-        same: Which rows have the same pixels.
-        crowds: Pairs that connect similar pictures of one dataset, of which one is kept.
-        faulty: Rows with other findings.
+    split, then those with the most pixels, then JPEGs, then the first. An image is left out only if
+    a similar one is preferred. So each picture keeps one, even if all lists are used. ``crowds``
+    are pairs that connect similar pictures of one dataset, of which one is kept. ``faulty`` are the
+    rows with other findings.
     """
 
     def __init__(

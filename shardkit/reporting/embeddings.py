@@ -69,15 +69,8 @@ class _Vectors(NamedTuple):
 def find_by_embedding(images: Collection, name: str) -> list[Findings]:
     """Return the findings of `BY_EMBEDDING`; of duplicates, only their pairs.
 
-    A million embeddings of 512 values need 1 GB of memory.
-
-    Args:
-        images: The datasets.
-        name: Name of the field: arrays of floats, of one shape.
-
-    Raises:
-        UsageError: If a dataset has no such field.
-        CorruptRecord: If a record is damaged.
+    A million embeddings of 512 values need 1 GB of memory. The field ``name`` has arrays of floats,
+    of one shape; UsageError if a dataset has no such field.
     """
     found = {kind: Findings(kind) for kind in BY_EMBEDDING}
     vectors = _read(images, name, found["bad-embedding"])

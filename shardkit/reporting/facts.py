@@ -87,9 +87,6 @@ def load_facts(shards: ShardSet, *, workers: int = 1, on_progress: Report | None
 
     They are stored in the dataset's directory if it can be written. They do not depend on
     ``workers``.
-
-    Raises:
-        CorruptDataset: If a record is damaged.
     """
     rows = shards.rows
     facts = _stored(shards)
@@ -149,11 +146,7 @@ def _measure_task(task: _Task) -> Facts:
 
 
 def measure_rows(shards: ShardSet, rows: npt.NDArray[np.int64]) -> Facts:
-    """Return the facts of some rows, all of which have an image.
-
-    Raises:
-        CorruptDataset: If a record is damaged.
-    """
+    """Return the facts of some rows, all of which have an image."""
     located = shards.find(rows)
     buffer = memoryview(bytearray(located.longest))
     meter = Meter()
@@ -171,10 +164,9 @@ def measure_rows(shards: ShardSet, rows: npt.NDArray[np.int64]) -> Facts:
 def measure_images(read: Callable[[int], EncodedImage | None], measures: npt.NDArray[Any]) -> Facts:
     """Return the facts of images, without checksums; all zero where there is no image.
 
-    Args:
-        read: Returns the image of a number, from 0, or None.
-        measures: `MEASURES` for each. Images that the compiled module has measured keep theirs, and
-            are not read if their headers state nothing else.
+    ``read`` returns the image of a number, from 0, or None. ``measures`` are `MEASURES` for each:
+    images that the compiled module has measured keep theirs, and are not read if their headers
+    state nothing else.
     """
     headers: dict[int, Properties | ImageInfo] = {}
     absent = []

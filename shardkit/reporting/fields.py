@@ -24,9 +24,8 @@ _MOST = 10_000
 def describe_fields(images: Collection) -> list[dict[str, Any]]:
     """Return the distribution of each field of each dataset, from at most 10,000 of its rows.
 
-    Returns:
-        For each field: ``dataset``, ``name``, ``kind``, ``rows`` examined, ``what`` is counted, its
-        ``summary`` and, where there are classes, the ``counts`` of each.
+    Each has ``dataset``, ``name``, ``kind``, ``rows`` examined, ``what`` is counted, its
+    ``summary`` and, where there are classes, the ``counts`` of each.
     """
     distributions = []
     for part in images.parts:

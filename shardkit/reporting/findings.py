@@ -120,10 +120,8 @@ def find_all(
 ) -> list[Findings]:
     """Return the findings of all `KINDS`, also those without groups.
 
-    Args:
-        images: The datasets.
-        distance: Maximum number of different bits in the hashes of similar pictures.
-        by_embedding: The findings of `BY_EMBEDDING`. Duplicates in several datasets become leaks.
+    The hashes of similar pictures differ in at most ``distance`` bits. ``by_embedding`` are the
+    findings of `BY_EMBEDDING`: duplicates in several datasets become leaks.
     """
     findings = {kind: Findings(kind) for kind in KINDS if kind not in BY_EMBEDDING}
     findings |= {finding.kind: finding for finding in by_embedding}
@@ -325,10 +323,8 @@ def far_from_class(
 ) -> npt.NDArray[np.float64]:
     """Return how far each image is from its class, in median distances; 0 unless it is unusual.
 
-    Args:
-        labels: The class of each image.
-        values: The compared values of each image: shape (N, D).
-        least: Median distance below which the images of a class count as equal.
+    The compared values have shape (N, D). Below a median distance of ``least``, the images of a
+    class count as equal.
     """
     far = np.zeros(len(labels))
     order = np.argsort(labels, kind="stable")

@@ -35,11 +35,7 @@ class Identical(NamedTuple):
 
 
 def find_identical(images: Collection) -> Identical:
-    """Return which images are the same; reads those whose facts agree.
-
-    Raises:
-        CorruptRecord: If a record that is read is damaged.
-    """
+    """Return which images are the same; reads those whose facts agree."""
     same = Identical(np.arange(len(images)), np.arange(len(images)))
     present = np.flatnonzero(images.present)
     facts = images.facts[present]
@@ -59,18 +55,8 @@ def merge_identical(
     """Add to ``same`` what facts do not show: a JPEG and the PNG that was made from it.
 
     The facts of a JPEG are those of the reduced image. So pairs of similar pictures are compared
-    that differ in kind or orientation; their EXIF orientation
-    is applied.
-
-    Args:
-        images: The datasets.
-        first: Rows of similar pictures.
-        second: The others.
-        distance: Number of bits in which their hashes differ.
-        same: What is known.
-
-    Raises:
-        CorruptRecord: If a record that is read is damaged.
+    that differ in kind or orientation; their EXIF orientation is applied. ``first`` and ``second``
+    are rows of similar pictures, whose hashes differ in ``distance`` bits.
     """
     kinds = images.index["field"]
     orientation = images.facts["orientation"]

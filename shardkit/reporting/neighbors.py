@@ -40,12 +40,9 @@ def near_pairs(
     sorting by each choice of the remaining bands brings all pairs next to each other. A million
     hashes at distance 3 take 0.5 s and 0.1 GB (tests/campaigns/test_report_scale.py).
 
-    Args:
-        hashes: uint64 of shape (N,).
-        distance: Maximum number of different bits, 0 to 16.
-        queries: uint64 of shape (N, K): other hashes of the same objects. A pair also counts if
-            the hash of one is near a query of the other.
-        limit: Maximum number of pairs; searching stops there.
+    ``hashes`` are uint64 of shape (N,), and ``distance`` is 0 to 16. ``queries``, uint64 of shape
+    (N, K), are other hashes of the same objects: a pair also counts if the hash of one is near a
+    query of the other. The search stops at ``limit`` pairs.
     """
     every = hashes[:, None] if queries is None else np.column_stack([hashes, queries])
     count, variants = every.shape

@@ -120,9 +120,6 @@ def page(report: DatasetReport) -> str:
     """Return a report as an HTML page of less than 5 MB, however many images there are.
 
     It makes no request and runs no script. It needs the datasets, whose images it shows.
-
-    Raises:
-        CorruptDataset: If a dataset is damaged.
     """
     album = _Album(report)
     sections = {

@@ -31,17 +31,8 @@ _TEXT = 28
 def picture(shards: ShardSet, row: int, side: int, *, annotated: bool = True) -> Image.Image:
     """Return a row's image, scaled down to fit into a square of ``side`` pixels.
 
-    Masks are laid over it and boxes drawn, in the color of their class. An image that cannot be
-    decoded is crossed out.
-
-    Args:
-        shards: The dataset.
-        row: The row.
-        side: Side of the square.
-        annotated: Whether to draw masks and boxes.
-
-    Raises:
-        CorruptRecord: If the record is damaged.
+    If ``annotated``, masks are laid over it and boxes drawn, in the color of their class. An image
+    that cannot be decoded is crossed out.
     """
     located = shards.find(np.array([row]))
     stored = located.read(0, memoryview(bytearray(max(1, located.longest))))

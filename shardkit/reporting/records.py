@@ -22,10 +22,7 @@ _AT_ONCE = 1 << 16
 def find_row(shards: ShardSet, text: str) -> int:
     """Return the row that ``text`` names: its number (from the end if negative), key or path.
 
-    ``key:`` before a key tells it from a number.
-
-    Raises:
-        UsageError: If there is none.
+    ``key:`` before a key tells it from a number. UsageError if there is none.
     """
     if text.removeprefix("-").isdigit():
         try:
@@ -47,11 +44,7 @@ def rows_of_class(shards: ShardSet, name: str, most: int, seed: int) -> npt.NDAr
     """Return at most ``most`` rows of a class, ascending, drawn with ``seed``.
 
     This reads the index up to the last of them, a part at a time: a manifest may state any number
-    of rows.
-
-    Raises:
-        UsageError: If there is no such class.
-        CorruptDataset: If the class has fewer rows than the manifest states.
+    of rows. CorruptDataset if the class has fewer rows than the manifest states.
     """
     classes = shards.manifest.classes or ()
     if name not in classes:
@@ -81,11 +74,7 @@ def rows_of_class(shards: ShardSet, name: str, most: int, seed: int) -> npt.NDAr
 
 
 def describe_record(shards: ShardSet, row: int) -> dict[str, Any]:
-    """Return everything about a record as JSON values: where it is, its fields, and its facts.
-
-    Raises:
-        CorruptDataset: If it is damaged.
-    """
+    """Return everything about a record as JSON values: where it is, its fields, and its facts."""
     label = int(shards.labels_of(np.array([row]))[0]) if LABEL in shards.schema else NO_LABEL
     classes = shards.manifest.classes or ()
     described: dict[str, Any] = {

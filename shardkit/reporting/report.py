@@ -240,11 +240,7 @@ def _is_plain(key: str) -> bool:
 
 
 def require_examined(kinds: Sequence[str]) -> None:
-    """Raise unless some kinds of findings are examined without embeddings.
-
-    Raises:
-        UsageError: If one is not.
-    """
+    """Raise UsageError unless these kinds of findings are examined without embeddings."""
     for kind in kinds:
         if kind in BY_EMBEDDING:
             raise UsageError(

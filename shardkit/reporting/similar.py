@@ -66,10 +66,7 @@ class SimilarPairs(NamedTuple):
 def similar_pairs(images: Collection, same: Identical, distance: int = DISTANCE) -> SimilarPairs:
     """Return pairs of rows whose pictures are similar, one pair for those with the same pixels.
 
-    Args:
-        images: The datasets.
-        same: Which rows have the same pixels.
-        distance: Maximum number of different bits in the hashes.
+    Their hashes differ in at most ``distance`` bits.
     """
     twins = _twins(images, same)
     rows = np.sort(np.unique(twins, return_index=True)[1])  # the first of each

@@ -99,15 +99,9 @@ def fill(
 ) -> Sequence[int]:
     """Read, check, decode, crop and scale images into ``out``, and return those left to Python.
 
-    Args:
-        rows: The images.
-        out: As in `View`.
-        table: As in `View`.
-        background: RGB color under transparent pixels.
-        mark: Receives the row being read, shape (1,).
-
-    Returns:
-        Positions in the batch, ascending.
+    They are positions in the batch, ascending. ``out`` and ``table`` are as in `View`, and
+    ``background`` is the RGB color under transparent pixels. ``mark`` receives the row being read,
+    shape (1,).
     """
     return fill_views(rows, [View(out, table)], background=background, mark=mark)[0]
 
@@ -124,8 +118,7 @@ def fill_views(
     One call releases the GIL once. In Python, a batch of 64 raw images takes about 3 ms, of which
     1 ms is Python that holds the GIL, in 64 parts.
 
-    Returns:
-        Positions in the batch of the images left to Python, ascending, for each view.
+    Return positions in the batch of the images left to Python, ascending, for each view.
     """
     compiled = native.module()
     sides = [side for view in views for side in view.out.shape[1:3]]
@@ -158,13 +151,8 @@ def fill_values(
 ) -> Sequence[int]:
     """Read and check arrays of one size into ``out``, and return those left to Python.
 
-    Args:
-        rows: The arrays.
-        out: uint8 of shape (N, bytes), C-contiguous.
-        mark: As for `fill`.
-
-    Returns:
-        Positions in the batch, ascending.
+    They are positions in the batch, ascending. ``out`` is uint8 of shape (N, bytes), C-contiguous;
+    ``mark`` is as for `fill`.
     """
     compiled = native.module()
     if compiled is None:
@@ -189,9 +177,7 @@ def read_stored(
 ) -> tuple[list[bytes | None], Sequence[int]]:
     """Return the stored bytes of a batch, and the positions left to Python, whose bytes are wrong.
 
-    Args:
-        rows: Images, or other fields of bytes, whose entries `survey` accepts.
-        mark: As for `fill`.
+    ``rows`` are images, or other fields of bytes, whose entries `survey` accepts.
     """
     compiled = native.module()
     if compiled is None:
@@ -223,16 +209,10 @@ def survey(
 ) -> tuple[int, int, int, int] | None:
     """Return the most bytes and pixels of the images of a batch, and width and height of all.
 
-    Args:
-        entries: The entries of the index, end to end.
-        sizes: Bytes of each row's shard.
-        kinds: Number of the first kinds in `shardkit.record.STORED_KINDS` that are usual; planes
-            always are.
-        size: Width and height of raw pixels.
-        most_pixels: Maximum pixels of an image.
-
-    Returns:
-        Width and height are 0 if they differ. None if any entry is damaged or unusual.
+    ``entries`` are those of the index, end to end, and ``sizes`` the bytes of each row's shard. The
+    first ``kinds`` of `shardkit.record.STORED_KINDS` are usual; planes always are. ``size`` is
+    width and height of raw pixels. The returned width and height are 0 if they differ. None if any
+    entry is damaged or unusual.
     """
     compiled = native.module()
     if compiled is None:
@@ -258,16 +238,10 @@ def check_entries(entries: npt.NDArray[Any], kinds: int) -> npt.NDArray[np.bool_
 def resize(
     pixels: Pixels, box: tuple[float, float, float, float], size: tuple[int, int], filter_: str
 ) -> Pixels | None:
-    """Scale a box of an image as Pillow does, bit for bit, in a third of the time.
+    """Scale a box of an image as Pillow does, bit for bit, in a third of the time; or return None.
 
-    Args:
-        pixels: uint8 of shape (height, width, 3).
-        box: Left, top, right and bottom, inside the image.
-        size: Height and width.
-        filter_: Name of the filter, one of `FILTERS`.
-
-    Returns:
-        uint8 of shape (height, width, 3), or None.
+    Pixels are uint8 of shape (height, width, 3). The box is left, top, right and bottom, inside the
+    image; ``size`` is height and width, and ``filter_`` one of `FILTERS`.
     """
     compiled = native.module()
     if compiled is None:
@@ -285,11 +259,8 @@ def finish_planes(
 ) -> bool:
     """Convert a region of a record of planes to RGB in ``out``; return whether it did.
 
-    Args:
-        record: See `shardkit.codecs.planes`.
-        size: Width and height that its header must state.
-        region: Left, top, width and height.
-        out: uint8 of shape (height, width, 3).
+    The header of the record (see `shardkit.codecs.planes`) must state ``size``, width and height.
+    The region is left, top, width and height; ``out`` is uint8 of shape (height, width, 3).
     """
     compiled = native.module()
     if compiled is None or not out.flags.c_contiguous:
@@ -306,12 +277,10 @@ def draw_crops(
 ) -> npt.NDArray[np.int32] | None:
     """Return crops as rows of `CROP_NUMBERS`; see `shardkit.torch.data.ops.RandomResizedCrop`.
 
-    Args:
-        draws: Key of the random numbers, and the number of each sample.
-        sizes: Widths and heights of the images in pixels.
-        scale: Range of the area, as a fraction of the image.
-        ratio: Range of width divided by height.
-        flip: Probability of a horizontal flip.
+    ``draws`` are the key of the random numbers, and the number of each sample; ``sizes`` are widths
+    and heights of the images in pixels. ``scale`` is the range of the area, as a fraction of the
+    image, ``ratio`` that of width divided by height, and ``flip`` the probability of a horizontal
+    flip.
     """
     compiled = native.module()
     if compiled is None:
@@ -327,12 +296,8 @@ def draw_crops(
 def decode_png(data: Bytes, background: tuple[int, int, int] | None) -> npt.NDArray[Any] | None:
     """Decode an ordinary PNG as `shardkit.codecs.image.decode` does, or as its ``decode_mask``.
 
-    Args:
-        data: The encoded image.
-        background: Color under transparent pixels; None for values as they are stored.
-
-    Returns:
-        uint8 of shape (height, width, 3), or values, perhaps uint16; None if it did nothing.
+    Return uint8 of shape (height, width, 3), with ``background`` under transparent pixels; if that
+    is None, values as they are stored, perhaps uint16. None if it did nothing.
     """
     compiled = native.module()
     ground = bytes(background or ())
@@ -348,9 +313,8 @@ def decode_png(data: Bytes, background: tuple[int, int, int] | None) -> npt.NDAr
 def decode_png16(data: Bytes) -> npt.NDArray[np.uint16] | None:
     """Decode an ordinary PNG of 16 bits per sample without reducing them, as Pillow does.
 
-    Returns:
-        uint16 of shape (height, width, channels): 1 for gray, 2 with alpha, 3 for RGB, 4 with
-        alpha, and no color is transparent. None if it did nothing, as for PNGs of fewer bits.
+    Return uint16 of shape (height, width, channels): 1 for gray, 2 with alpha, 3 for RGB, 4 with
+    alpha, and no color is transparent. None if it did nothing, as for PNGs of fewer bits.
     """
     compiled = native.module()
     decoded = None if compiled is None else compiled.decode_png(data, b"", True)
@@ -387,10 +351,9 @@ def jpeg_decodes(data: bytes) -> bool:
 
 
 def jpeg_header(data: Bytes) -> tuple[int, int, int] | str | None:
-    """Return width, height and number of components of a JPEG.
+    """Return width, height and number of components of a JPEG, or libjpeg's first warning or error.
 
-    Returns:
-        Or libjpeg's first warning or error; None without the module.
+    None without the module.
     """
     compiled = native.module()
     if compiled is None:
@@ -400,16 +363,10 @@ def jpeg_header(data: Bytes) -> tuple[int, int, int] | str | None:
 
 
 def decode_jpeg(data: Bytes, out: Pixels, eighths: int) -> str | None:
-    """Decode a JPEG; this requires the module.
+    """Decode a JPEG; return libjpeg's first warning or error. This requires the module.
 
-    Args:
-        data: The encoded image.
-        out: uint8 of shape (height, width, channels), C-contiguous, of exactly the scaled size;
-            gray, RGB or CMYK.
-        eighths: Scale, 1 to 8.
-
-    Returns:
-        libjpeg's first warning or error, None if there is none.
+    ``out`` is uint8 of shape (height, width, channels), C-contiguous, of exactly the scaled size;
+    gray, RGB or CMYK. The scale is ``eighths``, 1 to 8.
     """
     compiled = native.module()
     assert compiled is not None, "jpeg_header returned the size of the image"
@@ -423,16 +380,10 @@ def scale_jpeg(
 ) -> Pixels | None:
     """Decode a JPEG and scale it as Pillow does, strip by strip, which stays in the CPU cache.
 
-    Args:
-        data: The encoded image.
-        size: Width and height that its header states.
-        eighths: Scale at which it is decoded, 1 to 8.
-        to: Width and height to scale to.
-        filter_: Name of the filter, one of `FILTERS`.
-
-    Returns:
-        uint8 of shape (height, width, 3); None if it has a warning or another size, is CMYK, or
-        must be scaled down before it is scaled across.
+    Its header states ``size``, width and height. It is decoded at a scale of ``eighths``, 1 to 8,
+    and scaled to the width and height ``to`` by ``filter_``, one of `FILTERS`. Return uint8 of
+    shape (height, width, 3); None if it has a warning or another size, is CMYK, or must be scaled
+    down before it is scaled across.
     """
     compiled = native.module()
     if compiled is None:
@@ -503,13 +454,10 @@ def read_images(
     decode: bool,
     measuring: tuple[Measures, Waves] | None,
 ) -> ImageFiles | None:
-    """Read and inspect image files.
+    """Read and inspect image files; check the pixels if ``decode``.
 
-    Args:
-        paths: The files.
-        stats: Size and modification time in nanoseconds of each; other files are left.
-        decode: Whether to check the pixels.
-        measuring: Receives the measures of images that are decoded, by these waves.
+    ``stats`` are size and modification time in nanoseconds of each; other files are left.
+    ``measuring`` receives the measures of images that are decoded, by its waves.
     """
     compiled = native.module()
     if compiled is None:
@@ -532,11 +480,7 @@ def read_images(
 def measure(pixels: Pixels, extent: tuple[int, int], waves: Waves, measures: Measures) -> bool:
     """Measure pixels of shape (height, width, 3), C-contiguous; return whether it did.
 
-    Args:
-        pixels: The pixels.
-        extent: Width and height of the picture in 1/8 pixel.
-        waves: The waves.
-        measures: Receives the measures.
+    ``extent`` is width and height of the picture in 1/8 pixel.
     """
     compiled = native.module()
     if compiled is None:
@@ -576,9 +520,7 @@ def crc32(data: Bytes) -> int:
 def crc32_contribution(data: Bytes, following: int) -> int | None:
     """Return what a range of bytes contributes to the CRC-32 of all of them.
 
-    Args:
-        data: The range.
-        following: Number of the bytes that follow it.
+    ``following`` is the number of the bytes that follow it.
     """
     compiled = native.module()
     return None if compiled is None else int(compiled.crc32_contribution(data, following))
@@ -623,15 +565,10 @@ def index_records(
 ) -> tuple[list[str], npt.NDArray[np.uint8]] | None:
     """Index records of a shard, reading one at a time.
 
-    Args:
-        descriptor: The shard's file.
-        kinds: Name and number of each field of `shardkit.formats.table.Table`.
-        table: Its offsets, lengths, labels, text, ends and start.
-        memory: Bytes of the file that are in memory, and their offset.
-        out: Receives the index, and the checksums if they are needed.
-
-    Returns:
-        The source paths, and a code for each record: 0 if its index is valid, else it is left.
+    ``kinds`` are name and number of each field of `shardkit.formats.table.Table`, and ``table`` its
+    offsets, lengths, labels, text, ends and start. ``memory`` is bytes of the file that are in
+    memory, and their offset. ``out`` receives the index, and the checksums if they are needed.
+    Return the source paths, and a code for each record: 0 if its index is valid, else it is left.
     """
     compiled = native.module()
     if compiled is None:

@@ -51,13 +51,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_together(contents: Mapping[Path, bytes], old: Iterable[Path]) -> None:
-    """Write files that belong together, and remove old ones that do not belong to them.
+    """Write files that belong together, and remove ``old`` ones that do not belong to them.
 
     A crash leaves some or all of the new files, or of those before, but never some of both.
-
-    Args:
-        contents: The content of each file.
-        old: More files to remove.
     """
     before = {*contents, *old}
     with contextlib.ExitStack() as written:
@@ -76,8 +72,7 @@ def write_together(contents: Mapping[Path, bytes], old: Iterable[Path]) -> None:
 def write_result(path: Path, content: bytes) -> None:
     """Write a file that the user requested, atomically.
 
-    Raises:
-        ShardkitError: If it cannot be written, most often because the disk is full.
+    ShardkitError if it cannot be written, most often because the disk is full.
     """
     try:
         remove_leftovers(path)
@@ -89,13 +84,8 @@ def write_result(path: Path, content: bytes) -> None:
 def require_own_output(path: Path, option: str, mark: str) -> None:
     """Refuse an output file that cannot be written, or that another program wrote.
 
-    Args:
-        path: The file.
-        option: The option that names it, for the error.
-        mark: Text such as "made by shardkit bench" in the first KiB of each file of that command.
-
-    Raises:
-        UsageError: If it is a folder or device, cannot be written, or has content without the mark.
+    The error names ``option``. ``mark`` is text such as "made by shardkit bench" in the first KiB
+    of each file of that command.
     """
     if path.is_dir():
         why = "this is a folder; name a file in it"
@@ -198,8 +188,7 @@ def move_into(path: Path, folder: Path, name: str) -> None:
 def exchange(folder: Path, name: str, other: str) -> None:
     """Exchange two entries of a folder in one step, by Linux's renameat2(2).
 
-    Raises:
-        OSError: If one does not exist, or the system or file system cannot exchange them.
+    OSError if one does not exist, or the system or file system cannot exchange them.
     """
     call = getattr(_C, "renameat2", None)
     if call is None:  # pragma: no cover - an old C library
@@ -230,13 +219,8 @@ def open_regular(path: Path, root: Path | None = None) -> io.FileIO:
     Otherwise a pipe could hang the reader, an endless device fill memory, and a link lead out of
     the dataset.
 
-    Args:
-        path: The file.
-        root: The folder below which links are refused; by default the file's own folder.
-
-    Raises:
-        LinkRefused: If the file, or a folder between it and ``root``, is a symbolic link.
-        OSError: If it cannot be opened, or is not a regular file.
+    LinkRefused if the file, or a folder between it and ``root`` (by default its own folder), is a
+    symbolic link; OSError if it cannot be opened, or is not a regular file.
     """
     if root is None or path.parent == root:
         return _open_regular(path, None)
@@ -263,15 +247,10 @@ def _open_regular(path: Path, folder: int | None) -> io.FileIO:
 
 
 def read_small(path: Path, most: int = SMALL_BYTES, *, root: Path | None = None) -> bytes:
-    """Return the content of an untrusted file of limited size.
+    """Return the content of an untrusted file of at most ``most`` bytes.
 
-    Args:
-        path: The file.
-        most: Maximum size in bytes.
-        root: As for `open_regular`.
-
-    Raises:
-        OSError: If it cannot be opened, is not a regular file, or is larger than ``most``.
+    ``root`` is as for `open_regular`. OSError if it cannot be opened, is not a regular file, or is
+    larger.
     """
     with naming(path), io.BufferedReader(open_regular(path, root)) as file:
         size = os.fstat(file.fileno()).st_size
@@ -292,8 +271,7 @@ def as_text(name: str) -> str:
 def as_name(text: str) -> str:
     """Return the `os` module's file name for ``text`` from `as_text`.
 
-    Raises:
-        ValueError: If no file can have that name.
+    ValueError if no file can have that name.
     """
     return text if text.isascii() else os.fsdecode(text.encode("utf-8", "surrogateescape"))
 
@@ -301,12 +279,7 @@ def as_name(text: str) -> str:
 class FileSha256:
     """The SHA-256 of a dataset's file, computed in steps.
 
-    Args:
-        path: The file, opened by `open_regular`.
-        root: As for `open_regular`.
-
-    Raises:
-        OSError: If the file cannot be opened or, in any method, read.
+    `open_regular` opens the file. OSError if it cannot be opened or, in any method, read.
     """
 
     def __init__(self, path: Path, root: Path | None = None) -> None:
@@ -325,8 +298,8 @@ class FileSha256:
     def advance(self, end: int) -> tuple[memoryview, int]:
         """Hash the file up to the offset ``end``, unless it is hashed already.
 
-        Returns:
-            The piece hashed last, in the CPU cache and valid until the next call; and its offset.
+        Return the piece hashed last, in the CPU cache and valid until the next call; and its
+        offset.
         """
         piece = self._view[:0]
         while (missing := end - self._hashed) > 0:
@@ -353,8 +326,7 @@ def sha256_of(path: Path, root: Path | None = None) -> str:
 def has_sha256(path: Path, sha256: str, root: Path | None = None) -> bool:
     """Return whether a dataset's file is there and has that SHA-256.
 
-    Raises:
-        OSError: If it cannot be read, which says nothing about its content.
+    OSError if it cannot be read, which says nothing about its content.
     """
     try:
         return sha256_of(path, root) == sha256
@@ -365,8 +337,7 @@ def has_sha256(path: Path, sha256: str, root: Path | None = None) -> bool:
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
     """Write all of ``content`` at the file descriptor's position.
 
-    Raises:
-        OSError: If the disk is full or fails, possibly after a partial write.
+    OSError if the disk is full or fails, possibly after a partial write.
     """
     rest = memoryview(content)
     while rest:  # a disk that is nearly full accepts only a part
@@ -384,11 +355,7 @@ class Appender:
         """Bytes appended, including those not written yet."""
 
     def append(self, *pieces: bytes) -> None:
-        """Append ``pieces`` in order; `flush` writes them at the latest.
-
-        Raises:
-            OSError: If the disk is full or fails.
-        """
+        """Append ``pieces`` in order; `flush` writes them at the latest."""
         size = sum(map(len, pieces))
         self._waiting += pieces
         self._waiting_bytes += size
@@ -397,11 +364,7 @@ class Appender:
             self.flush()
 
     def flush(self) -> None:
-        """Write all pending pieces.
-
-        Raises:
-            OSError: If the disk is full or fails.
-        """
+        """Write all pending pieces."""
         for start in range(0, len(self._waiting), _PIECES):
             self._write(self._waiting[start : start + _PIECES])
         self._waiting.clear()
@@ -420,11 +383,7 @@ def overlap(one: Path, other: Path) -> bool:
 
 
 def require_local(path: str | Path) -> None:
-    """Refuse a URL, which would otherwise name a local folder such as ``s3:``.
-
-    Raises:
-        UsageError: If ``path`` is a URL.
-    """
+    """Refuse a URL, which would otherwise name a local folder such as ``s3:``."""
     if url := re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", str(path), re.DOTALL):
         raise UsageError(
             f"{url[1]}://{url[2]} is a URL; only local paths are supported here",
@@ -455,8 +414,7 @@ class Reservation:
     Reserves nothing if the file system cannot preallocate. (``os.posix_fallocate`` would then write
     to every block, which takes hours for a large reservation.)
 
-    Raises:
-        OSError: With ``ENOSPC`` or ``EDQUOT`` if less space is free.
+    OSError with ``ENOSPC`` or ``EDQUOT`` if less space is free.
     """
 
     def __init__(self, folder: Path, size: int) -> None:

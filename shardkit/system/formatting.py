@@ -28,12 +28,7 @@ class ByteCount(int):
 def parse_bytes(size: int | str, option: str) -> ByteCount:
     """Return a number of bytes, given as one or as ``256MiB`` or ``1GB``.
 
-    Args:
-        size: The number or text.
-        option: Name of the option in errors.
-
-    Raises:
-        UsageError: If it is neither, or a number under 64 KiB without a unit.
+    UsageError, which names ``option``, if it is neither, or a number under 64 KiB without a unit.
     """
     if isinstance(size, ByteCount):
         return size

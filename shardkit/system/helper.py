@@ -97,14 +97,12 @@ class Helper:
     ) -> None:
         """Prepare a helper.
 
-        Args:
-            run: A function of a module that the child calls instead, with the function and its
-                arguments. It turns what the function raises into a `ShardkitError`.
-            ended: Returns the error to raise if the child ends, given how; None raises
-                `HelperEnded`.
-            cpu_seconds: Limit of the CPU time of a call, which other processes do not affect.
-            follows: Prefixes of environment variables; a change of one restarts the child.
-            log: A file for what the child prints.
+        ``run`` is a function of a module that the child calls instead, with the function and its
+        arguments. It turns what the function raises into a `ShardkitError`. ``ended`` returns the
+        error to raise if the child ends, given how; None raises `HelperEnded`. ``cpu_seconds``
+        limits the CPU time of a call, which other processes do not affect. A change of an
+        environment variable with a prefix in ``follows`` restarts the child. ``log`` is a file for
+        what the child prints.
         """
         self.seconds: float | None = None
         """Time limit of a call, which a busy machine may exceed."""
@@ -119,9 +117,8 @@ class Helper:
     def call(self, function: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Call a function of a module in the child; return its result, which is bytes or JSON.
 
-        Raises:
-            ShardkitError, OSError: If the function raises it.
-            HelperEnded: If the child ends or does not answer in time.
+        ShardkitError or OSError if the function raises it; HelperEnded if the child ends or does
+        not answer in time.
         """
         caller = self._caller()
         with caller.calling:

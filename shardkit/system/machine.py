@@ -114,11 +114,7 @@ def _cpu_times() -> tuple[float, float, float]:
 
 
 def filesystem(path: Path) -> tuple[str, str]:
-    """Return the type of the file system of ``path`` and its mount point.
-
-    Returns:
-        Two empty strings if unknown.
-    """
+    """Return the type of the file system of ``path`` and its mount point; "" and "" if unknown."""
     path = path.resolve()
     mounts = [
         (Path(mount.mountpoint), str(mount.fstype)) for mount in psutil.disk_partitions(all=True)

@@ -27,8 +27,7 @@ _API = 13
 def module() -> ModuleType | None:
     """Return the compiled module if it is installed and not disabled.
 
-    Raises:
-        UsageError: If the environment variable is invalid, or requires a module that is missing.
+    UsageError if the environment variable is invalid, or requires a module that is missing.
     """
     return _load()[0]
 

@@ -46,8 +46,7 @@ def npy_header(shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint8) -> bytes
 def npy_values(content: bytes) -> tuple[int, tuple[int, ...]]:
     """Return the offset of the uint8 values of an .npy file, and their shape.
 
-    Raises:
-        ValueError: If ``content`` is not a complete .npy file with a header of `npy_header`.
+    ValueError if ``content`` is not a complete .npy file with a header of `npy_header`.
     """
     match = _SHAPE.match(content)
     shape = tuple(map(int, re.findall(rb"[0-9]+", match[1]))) if match else ()
@@ -60,8 +59,7 @@ def npy_values(content: bytes) -> tuple[int, tuple[int, ...]]:
 def read_npy(content: bytes | bytearray | memoryview) -> npt.NDArray[Any]:
     """Return the array of a complete .npy file of version 1.0 or 2.0, as a copy.
 
-    Raises:
-        ValueError: If ``content`` is not such a file, or one with Python objects.
+    ValueError if ``content`` is not such a file, or one with Python objects.
     """
     head = io.BytesIO(content[:_MOST_HEADER])
     try:
@@ -94,12 +92,7 @@ def write_npy(file: BinaryIO, values: npt.NDArray[Any]) -> None:
 
 
 class NpyWriter:
-    """Writes a one-dimensional array in pieces, all of one type.
-
-    Args:
-        path: The file, which is replaced.
-        dtype: The type of the values.
-    """
+    """Writes a one-dimensional array in pieces, all of one type, to a file that it replaces."""
 
     def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
         self._dtype = np.dtype(dtype)
@@ -123,10 +116,7 @@ class StoredValues:
     """The values of a file of `save_npy`, read on access.
 
     If the file is truncated later, access raises an error; a memory map would kill the process.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it does not hold ``count`` values of that type.
+    OSError if it cannot be read; ValueError if it does not hold ``count`` values of that type.
     """
 
     def __init__(
@@ -154,12 +144,7 @@ class StoredValues:
             self._file.close()
 
     def __getitem__(self, part: slice) -> npt.NDArray[Any]:
-        """Return a contiguous range of values.
-
-        Raises:
-            OSError: If they cannot be read.
-            ValueError: If the file was truncated since it was opened.
-        """
+        """Return a contiguous range of values; ValueError if the file was truncated meanwhile."""
         start, stop, _ = part.indices(self._count)
         length = max(0, stop - start) * self._dtype.itemsize
         offset = self._start + start * self._dtype.itemsize
@@ -180,9 +165,7 @@ def map_npy(
 ) -> npt.NDArray[Any]:
     """Return the ``count`` values of a file of `save_npy`, memory-mapped and read-only.
 
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it does not hold ``count`` values of that type.
+    OSError if it cannot be read; ValueError if it does not hold ``count`` values of that type.
     """
     with naming(path), open_regular(path, root) as file:
         start = _find_values(file, np.dtype(dtype), count)

@@ -53,8 +53,7 @@ def naming(path: str | Path) -> Iterator[None]:
 def parts_of(name: str | PurePath) -> tuple[str, ...]:
     """Return the components of a plain relative path.
 
-    Raises:
-        ValueError: If the path is absolute, contains ``..``, or has an impossible component.
+    ValueError if the path is absolute, contains ``..``, or has an impossible component.
     """
     parts = tuple(os.fsdecode(os.fsencode(name)).split("/"))
     if any(part in ("", ".", "..") or "\0" in part or len(part) > 255 for part in parts):
@@ -66,9 +65,7 @@ def parts_of(name: str | PurePath) -> tuple[str, ...]:
 def opened(root: Path, name: str | PurePath = "") -> Iterator[int]:
     """Open the folder ``name`` below ``root``, or ``root`` itself, and yield its file descriptor.
 
-    Raises:
-        LinkRefused: If a component of ``name`` is a symbolic link.
-        OSError: If the folder does not exist.
+    LinkRefused if a component of ``name`` is a symbolic link.
     """
     try:
         descriptor = os.open(root, _FOLDER)
@@ -91,18 +88,7 @@ def opened(root: Path, name: str | PurePath = "") -> Iterator[int]:
 
 
 def open_plain(path: Path, flags: int, mode: int = 0o666, *, dir_fd: int | None = None) -> int:
-    """Open ``path`` like `os.open`, refusing a symbolic link as its last component.
-
-    Args:
-        path: The file or folder.
-        flags: As for `os.open`.
-        mode: As for `os.open`.
-        dir_fd: The open folder that contains ``path``, if any.
-
-    Raises:
-        LinkRefused: If it is a symbolic link.
-        OSError: If it cannot be opened.
-    """
+    """Open ``path`` like `os.open`; LinkRefused if its last component is a symbolic link."""
     name = path if dir_fd is None else path.name
     try:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=dir_fd)
@@ -115,11 +101,7 @@ def open_plain(path: Path, flags: int, mode: int = 0o666, *, dir_fd: int | None 
 
 
 def require_no_link(path: Path, *, dir_fd: int | None = None) -> None:
-    """Refuse ``path`` if its last component is a symbolic link.
-
-    Raises:
-        LinkRefused: If it is.
-    """
+    """Raise LinkRefused if the last component of ``path`` is a symbolic link."""
     name = path if dir_fd is None else path.name
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), naming(path):
         if stat.S_ISLNK(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
@@ -133,11 +115,7 @@ def _link(path: Path) -> LinkRefused:
 
 
 def is_file(root: Path, name: str) -> bool:
-    """Return whether ``name`` below ``root`` is a regular file.
-
-    Raises:
-        OSError: If that cannot be determined.
-    """
+    """Return whether ``name`` below ``root`` is a regular file; OSError if that is not known."""
     try:
         return stat.S_ISREG(status_of(root, name).st_mode)
     except UNFIT:
@@ -145,11 +123,7 @@ def is_file(root: Path, name: str) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Return whether ``path`` exists, perhaps as a link; `os.path.lexists` hides errors.
-
-    Raises:
-        OSError: If that cannot be determined.
-    """
+    """Return whether ``path`` exists, perhaps as a link; `os.path.lexists` hides errors."""
     try:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -164,9 +138,7 @@ def exists(path: Path) -> bool:
 def status_of(root: Path, name: str) -> os.stat_result:
     """Return the status of ``name`` below ``root``, without following links.
 
-    Raises:
-        LinkRefused: If it, or a folder on the way, is a symbolic link.
-        OSError: If it does not exist.
+    LinkRefused if it, or a folder on the way, is a symbolic link.
     """
     with naming(root / name), _parent(root, name) as (folder, last):
         require_no_link(root / name, dir_fd=folder)
@@ -241,14 +213,8 @@ def make_folder(root: Path, name: str, mode: int = 0o777) -> None:
 def walk(root: Path, name: str = "", *, any_kind: bool = False) -> Iterator[tuple[str, bool]]:
     """Yield the path below ``root`` of everything in ``name``, and whether each is a folder.
 
-    Args:
-        root: The folder.
-        name: A folder in it.
-        any_kind: Yield links, pipes and other such things, too.
-
-    Raises:
-        LinkRefused: At a symbolic link.
-        OSError: At anything but a file or folder, or if folders are nested too deeply.
+    LinkRefused at a symbolic link, and OSError at anything but a file or folder, unless
+    ``any_kind``; OSError also if folders are nested too deeply.
     """
     yield from _walk(root, name, _DEEPEST, any_kind)
 
@@ -271,10 +237,8 @@ def _walk(root: Path, name: str, deepest: int, any_kind: bool) -> Iterator[tuple
 def require_removable(root: Path, names: Iterable[str]) -> None:
     """Check that all files can be removed, before any of them is.
 
-    Raises:
-        LinkRefused: If a file, or a folder on the way, is a symbolic link.
-        PermissionError: If this user may not remove one of them.
-        OSError: If one of the names is not a file.
+    LinkRefused if a file, or a folder on the way, is a symbolic link; PermissionError if this user
+    may not remove one of them; OSError if one of the names is not a file.
     """
     folders: dict[str, list[str]] = {}
     for name in names:

@@ -21,11 +21,7 @@ from shardkit.system.safe_paths import opened, remove_tree
 
 @contextmanager
 def full_disk_named() -> Iterator[None]:
-    """Name the folder for temporary files if the disk that has it is full.
-
-    Raises:
-        DiskFull: If it is.
-    """
+    """Raise DiskFull, naming the folder for temporary files, if the disk that has it is full."""
     try:
         yield
     except OSError as error:
@@ -42,10 +38,8 @@ class TemporaryFolder:
     """A folder below that for temporary files (``TMPDIR``), readable by its user only.
 
     It is removed at the end of a ``with`` block, or with the last reference in the process that
-    made it. The next one removes those of killed processes.
-
-    Args:
-        above: The folder to make it in, which exists.
+    made it. The next one removes those of killed processes. ``above`` is the folder to make it in,
+    which exists.
     """
 
     def __init__(self, above: Path | None = None) -> None:
@@ -99,11 +93,7 @@ class TemporaryBytes:
         """The number of bytes."""
 
     def append(self, data: bytes) -> None:
-        """Add bytes at the end.
-
-        Raises:
-            DiskFull: If they do not fit.
-        """
+        """Add bytes at the end; DiskFull if they do not fit."""
         view = memoryview(data)
         with full_disk_named():
             while view:

@@ -20,11 +20,9 @@ STORES = (*_SCHEMES, *_TEST_SCHEMES)
 def as_url(path: str | os.PathLike[str]) -> str | None:
     """Return the URL that ``path`` states, without a slash at its end; None for a local path.
 
-    A `Path` has lost one of the slashes after ``s3:``.
-
-    Raises:
-        UsageError: If the path is empty, which `Path` would take for the current folder; the scheme
-            is unknown; or the URL holds credentials, which would be logged.
+    A `Path` has lost one of the slashes after ``s3:``. UsageError if the path is empty, which
+    `Path` would take for the current folder; the scheme is unknown; or the URL holds credentials,
+    which would be logged.
     """
     if os.fspath(path) == "":
         raise UsageError("the path is empty", remedy="give that of a file or folder, or a URL")
@@ -59,11 +57,7 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
 
 
 def scheme_and_place(path: str | os.PathLike[str]) -> tuple[str, str]:
-    """Return the scheme of a URL, and the URL as `as_url` does; "" and the text of a local path.
-
-    Raises:
-        UsageError: As `as_url`.
-    """
+    """Return the scheme of a URL, and the URL as `as_url` does; "" and the text of a local path."""
     url = as_url(path)
     return ("", os.fspath(path)) if url is None else (url.partition(":")[0], url)
 

@@ -196,12 +196,7 @@ def _descriptions(sets: _Sets) -> dict[str, tuple[Any, Any]]:
 
 
 class _Comparison:
-    """The comparison of some records that both datasets have.
-
-    Args:
-        sets: The datasets.
-        rows: The rows of the records in both.
-    """
+    """The comparison of some records that both datasets have, given their rows in both."""
 
     def __init__(
         self, sets: _Sets, rows: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]

@@ -24,9 +24,8 @@ _LISTING = "shardkit.attaching.check:check_listing"
 def check_files(store: OpenedDataset, *, decode: bool) -> tuple[list[Finding], list[ShardCheck]]:
     """Check the index of a store, and presence and size of every file.
 
-    Returns:
-        All damage, and the checks of the shards that can be read; with ``decode``, these decode
-        each image.
+    Return all damage, and the checks of the shards that can be read; with ``decode``, these decode
+    each image.
     """
     findings = list[Finding]()
     readable = set[str]()

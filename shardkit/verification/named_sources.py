@@ -45,18 +45,15 @@ class NamedSource(Protocol):
     def scan(self, datasets: Mapping[str, OpenedDataset]) -> Scan:
         """Return the rows of the layer, given the dataset of each split, by that of the layer.
 
-        Raises:
-            UsageError: If it cannot be read, or lacks a column.
-            CorruptDataset: If the description is damaged.
+        UsageError if it cannot be read, or lacks a column; CorruptDataset if the description is
+        damaged.
         """
 
 
 class Sources:
     """The sources that a user named, divided by what was made from them.
 
-    Args:
-        splits: The dataset of each split, by name ("" without splits).
-        named: A source, or a list of these.
+    ``splits`` are the dataset of each split ("" without splits), ``named`` is one source or a list.
     """
 
     def __init__(self, splits: Mapping[str, OpenedDataset], named: Any) -> None:
@@ -87,9 +84,8 @@ class Sources:
     def of(self, store: OpenedDataset) -> list[SourceMatch]:
         """Find what the parts of a store were made from, as far as the user named it.
 
-        Raises:
-            CorruptDataset: If a manifest does not state how its dataset was made.
-            UsageError: If a source cannot be read, or is another one.
+        CorruptDataset if a manifest does not state how its dataset was made; UsageError if a source
+        cannot be read, or is another one.
         """
         folder = store.folder
         if not folder:

@@ -58,9 +58,6 @@ def require_new(path: Path, directory: Path) -> None:
     """Refuse a path for a new receipt that exists or cannot be written.
 
     A receipt of this dataset is accepted: an earlier run of the same command may have written it.
-
-    Raises:
-        UsageError: If ``path`` is one.
     """
     if os.path.lexists(path):
         try:
@@ -86,17 +83,10 @@ def _exists(path: Path) -> UsageError:
 
 
 def save_receipt(path: Path, directory: Path, result: Verification) -> None:
-    """Write a receipt of a successful comparison with the source.
+    """Write a receipt of a successful comparison with the source: JSON with its own digest.
 
-    Args:
-        path: The new receipt: JSON with its own digest. One that states the same stays.
-        directory: The dataset.
-        result: A verification against a source, without findings.
-
-    Raises:
-        UsageError: If ``path`` exists, or ``result`` proves nothing.
-        ShardkitError: If it cannot be written.
-        CorruptDataset: If the dataset was replaced since the verification.
+    UsageError if ``path`` exists (a receipt that states the same stays), or ``result`` proves
+    nothing. CorruptDataset if the dataset was replaced since the verification.
     """
     if not result.ok or result.source is None:
         raise UsageError("a receipt requires a verification against a source, without findings")
@@ -130,12 +120,7 @@ def save_receipt(path: Path, directory: Path, result: Verification) -> None:
 
 
 def load_receipt(path: Path) -> dict[str, Any]:
-    """Read a receipt.
-
-    Raises:
-        UsageError: If there is no receipt, or it is of another version.
-        CorruptDataset: If it was changed after it was written.
-    """
+    """Read a receipt; CorruptDataset if it was changed after it was written."""
     try:
         value = load_json(read_small(Path(os.path.realpath(path))))
     except OSError as error:
@@ -167,14 +152,7 @@ def check_receipt(
 ) -> list[Finding]:
     """Return the differences between a receipt and the dataset in ``directory``.
 
-    Args:
-        receipt: From `load_receipt`.
-        directory: The dataset.
-        verified: Digests of the manifests used in the verification, by split name.
-
-    Raises:
-        CorruptDataset: If a manifest is damaged.
-        UsageError: If there is no dataset.
+    ``verified`` are digests of the manifests used in the verification, by split name.
     """
     dataset = OpenedDirectory(directory)
     then = receipt["dataset"]

@@ -145,11 +145,8 @@ class CheckedShard(NamedTuple):
 class Checks:
     """How the files of a dataset are checked: where they are. Others inherit from this class.
 
-    It is pickled to worker processes.
-
-    Args:
-        place: The path or URL of the dataset.
-        root: The folder of an attached dataset's archives, if the user named it.
+    It is pickled to worker processes. ``place`` is the path or URL of the dataset, ``root`` the
+    folder of an attached dataset's archives, if the user named it.
     """
 
     def __init__(self, place: str, root: Path | None = None) -> None:

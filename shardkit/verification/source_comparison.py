@@ -46,13 +46,8 @@ class SourceReport:
 class Comparison:
     """The comparison of a dataset with the sources that a user named.
 
-    Args:
-        splits: The dataset of each split, by name ("" without splits).
-        stores: Their stores with intact manifests.
-        named: A source, or a list of these.
-
-    Raises:
-        UsageError: If they cannot be the sources.
+    ``splits`` are the dataset of each split ("" without splits), ``stores`` their stores with
+    intact manifests. UsageError if ``named`` cannot be the sources.
     """
 
     def __init__(
@@ -66,11 +61,7 @@ class Comparison:
     def extend(self, tasks: Sequence[ShardCheck]) -> tuple[list[ShardCheck], list[Finding]]:
         """Return checks of shards that also compare records with their source files.
 
-        Args:
-            tasks: The checks of the readable shards.
-
-        Returns:
-            The checks, and the differences that are known before any record is read.
+        The findings are the differences that are known before any record is read.
         """
         compared = {task.file: task for task in tasks}
         findings = list[Finding]()

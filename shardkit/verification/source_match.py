@@ -140,12 +140,8 @@ def match_part(
 ) -> SourceMatch:
     """Find the source files of a part of a store.
 
-    Args:
-        store: The store.
-        number: The number of the part.
-        scan: Its source today.
-        stored: The rows of all parts: earlier ones may be why images were left out.
-        same: The numbers of the parts with the same source, this one too.
+    ``scan`` is its source today, and ``stored`` are the rows of all parts: earlier ones may be why
+    images were left out. ``same`` are the numbers of the parts with the same source, this one too.
     """
     part = store.parts[number]
     here = stored[number]

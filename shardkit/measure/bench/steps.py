@@ -26,14 +26,8 @@ def step_candidates(
 ) -> dict[str, Candidate]:
     """Return the loaders that this machine supports, by name, each with one improvement more.
 
-    Args:
-        subject: What is read. A large one is sampled, so that an epoch is short.
-        step: What is done with each batch.
-        batch_size: Samples in a batch.
-        seconds: Length of an epoch of the first loader.
-
-    Raises:
-        MeasurementFailed: If the first loader cannot be measured.
+    A large subject is sampled, so that an epoch of the first loader takes ``seconds``.
+    MeasurementFailed if that loader cannot be measured.
     """
     accelerator = device().type == "cuda"
     workers = max(2, usable_cpus())

@@ -39,9 +39,7 @@ class Convertible:
     def hints(self, target: str, decode: str = "") -> list[str]:
         """Return uses of the result, ``target``, and what to consider.
 
-        Args:
-            target: The path of the result.
-            decode: The image type, if it was chosen for the measurement.
+        ``decode`` is the image type, if it was chosen for the measurement.
         """
         how = f"decode={decode}" if decode else "..."
         hints = [f"then: make_loader(open_dataset({target!r}, {how}), ...)"]
@@ -60,9 +58,7 @@ class Convertible:
 def convertible(path: str, directory: Path) -> Convertible:
     """Return a dataset to convert; of one of several splits, the folder of all.
 
-    Args:
-        path: Its name in commands.
-        directory: Its directory.
+    ``path`` is its name in commands.
     """
     dataset = OpenedDataset(directory)
     parent = directory.resolve().parent

@@ -164,8 +164,7 @@ class Pipeline:
     def resident_bytes(self, side: int) -> int:
         """Return the memory that the decoded dataset would take; 0 if it cannot be resident.
 
-        Args:
-            side: Shorter side of the loaded images, in pixels.
+        ``side`` is the shorter side of the loaded images, in pixels.
         """
         if self.options.resident or not isinstance(innermost(self.dataset), ShardDataset):
             return 0
@@ -271,11 +270,7 @@ def measure_step(session: Session, *, loading: Loading, trial: Trial) -> float:
 def sample_lines(session: Session, *, loading: Loading, trial: Trial, scratch: Path) -> list[Line]:
     """Return the lines of code in which the workers spend the time of a trial.
 
-    Args:
-        session: The session.
-        loading: Options of the loader.
-        trial: The measurement.
-        scratch: A folder for the counts of each process.
+    ``scratch`` is a folder for the counts of each process.
     """
     folder = scratch / f"counts-{time.monotonic_ns()}"
     folder.mkdir()

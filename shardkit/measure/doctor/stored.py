@@ -98,11 +98,7 @@ def _kind_of(data: bytes) -> str:
 def write_images(session: Session, *, rows: list[int], files: Sequence[str], folder: Path) -> None:
     """Write the stored images of some rows as files; runs in the measurement process.
 
-    Args:
-        session: The session.
-        rows: Rows of its dataset.
-        files: Files of these rows, if the dataset does not state them.
-        folder: Receives the images.
+    ``files`` are those of the rows, if the dataset does not state them.
     """
     images: Any = Files([(file, 0) for file in files]) if files else stored_images(session.dataset)
     for row in range(len(files)) if files else rows:
@@ -126,9 +122,7 @@ def convert_images(source: Path, target: Path, recipe: Recipe) -> None:
 def to_convert(session: Session, *, files: Sequence[str]) -> Convertible:
     """Return what a command converts; runs in the measurement process.
 
-    Args:
-        session: The session.
-        files: Some files of the dataset, if it does not state them.
+    ``files`` are some of the dataset's, if it does not state them.
     """
     dataset = innermost(session.dataset)
     path = session.subject.path

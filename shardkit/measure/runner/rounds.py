@@ -106,9 +106,8 @@ def run_interleaved(
 ) -> tuple[list[Result], bool]:
     """Measure candidates in ``rounds``, after one short round that does not count.
 
-    Returns:
-        The results in the order of the candidates, and whether Ctrl-C ended the measurement: then
-        only complete rounds count. Without any, `KeyboardInterrupt` is raised.
+    Return the results in the order of the candidates, and whether Ctrl-C ended the measurement:
+    then only complete rounds count. Without any, `KeyboardInterrupt` is raised.
     """
     results = [Result(candidate=candidate) for candidate in candidates]
     complete = 0

@@ -121,9 +121,8 @@ def answer(
 ) -> bytes:
     """Call a function with the session of this process; return its result, pickled.
 
-    Raises:
-        UsageError: If the function raises it.
-        MeasurementFailed: If it raises another error, or its result cannot be pickled.
+    UsageError if the function raises it; MeasurementFailed for other errors, and results that
+    cannot be pickled.
     """
     try:
         result = function(_SESSION, *args, **kwargs)

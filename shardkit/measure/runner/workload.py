@@ -47,11 +47,7 @@ class Workload:
         return StepSpec(milliseconds=self.step_ms or 0.0, model=self.model)
 
     def subjects(self, paths: Sequence[str], limit: int | None = None) -> list[Subject]:
-        """Return what to read of each path; all are decoded in the same way.
-
-        Raises:
-            UsageError: If a path does not exist, or ``decode`` is unknown.
-        """
+        """Return what to read of each path; all are decoded in the same way."""
         decode = choose_decode(paths, self.decode, self.transform)
         return [
             Subject(path=path, decode=decode, transform=self.transform, limit=limit)

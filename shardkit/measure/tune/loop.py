@@ -37,18 +37,13 @@ def compare_loops(
     end: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Tried]:
-    """Compare the rates of training loops in interleaved rounds.
+    """Compare the rates of training loops in interleaved rounds, which may start until ``end``.
 
-    Args:
-        measure: Returns the images/s of a loop, or raises MeasurementFailed.
-        setting: The choice by loading.
-        others: Others to try. Those that fail are left out.
-        end: Time until which rounds may start.
-        clock: The time.
+    ``measure`` returns the images/s of a loop, or raises MeasurementFailed. ``setting`` is the
+    choice by loading; ``others`` that fail are left out.
 
-    Returns:
-        The settings with their speedup over ``setting``, the choice first: ``setting`` itself
-        unless another is clearly faster. Empty if there was no time for a round.
+    Return the settings with their speedup over ``setting``, the choice first: ``setting`` itself
+    unless another is clearly faster. Empty if there was no time for a round.
     """
     rounds: list[dict[LoaderSpec, float]] = []
     left = [setting, *others]
