@@ -15,11 +15,7 @@ from shardkit.verification.source_match import OTHER_FOLDER
 def with_remedy(error: UsageError, root: Any, name: object, top: Path) -> UsageError:
     """Return an error, perhaps with what may be meant; a specific remedy stays.
 
-    Args:
-        error: The error that says so.
-        root: What is not the source.
-        name: The name of the source.
-        top: The dataset, perhaps a split.
+    ``root`` is not the source that ``name`` names; ``top`` is the dataset, perhaps a split.
     """
     if error.remedy in (None, OTHER_FOLDER):
         error.remedy = _what_is_meant(root, name, top) or error.remedy
