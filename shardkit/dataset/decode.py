@@ -43,20 +43,11 @@ def decode_stored(
     *,
     out: TypedPixels | None = None,
 ) -> TypedPixels:
-    """Return the pixels of a stored image in its own channels and dtype.
+    """Return the writable pixels of a stored image, in its own channels and dtype.
 
-    Args:
-        image: The image.
-        how: Decoding options, which are for RGB of 8 bits.
-        warnings: Receives libjpeg's first warning about a JPEG, if any.
-        out: Array for the pixels, of exactly the image's shape and dtype.
-
-    Returns:
-        Shape (height, width, channels), writable; ``out`` if given.
-
-    Raises:
-        WrongSizeError: If size or type differ from index and schema.
-        BadImage: If the image cannot be decoded.
+    The shape is (height, width, channels), as ``out`` must have; ``how`` is for RGB of 8 bits.
+    ``warnings`` receives libjpeg's first warning about a JPEG. Raises WrongSizeError if size or
+    type differ from index and schema, BadImage if the image cannot be decoded.
     """
     if image.field == "raw":
         return _placed(_raw(image), out)
@@ -72,11 +63,7 @@ def decode_stored(
 
 
 def decode_shown(image: EncodedImage, how: Decoding = EXACT) -> Pixels:
-    """Return the pixels of a stored image for display: RGB of 8 bits.
-
-    Raises:
-        WrongSizeError, BadImage: As `decode_stored`.
-    """
+    """Return the pixels of a stored image for display: RGB of 8 bits; errors as `decode_stored`."""
     return _codec(image.pixels).display(decode_stored(image, how))
 
 
@@ -109,9 +96,7 @@ def _placed(pixels: TypedPixels, out: TypedPixels | None) -> TypedPixels:
 def require_stated_size(image: EncodedImage) -> None:
     """Refuse an image whose header states a different size than the index.
 
-    Raises:
-        WrongSizeError: If the sizes differ.
-        BadImage: If the header is damaged.
+    Raises WrongSizeError, or BadImage if the header is damaged.
     """
     if image.pixels.is_rgb:
         width, height = stated_size(image.data, image.field)
@@ -130,14 +115,8 @@ def require_stated_size(image: EncodedImage) -> None:
 def decode_region(image: EncodedImage, region: Region, how: Decoding) -> DecodedRegion:
     """Return a part of an image, or all of it where that costs no more.
 
-    Args:
-        image: The image.
-        region: The part, in pixels of the whole image.
-        how: Decoding options; ``at_least`` is of the whole image.
-
-    Raises:
-        WrongSizeError: If the size differs from the index.
-        BadImage: If the image cannot be decoded.
+    ``region`` is in pixels of the whole image, as ``how.at_least`` is. Raises WrongSizeError if the
+    size differs from the index, BadImage if the image cannot be decoded.
     """
     if image.field == "raw":
         # torch.from_numpy warns about read-only memory.
@@ -156,10 +135,8 @@ def decode_region(image: EncodedImage, region: Region, how: Decoding) -> Decoded
 def enclosing(region: Region, size: tuple[int, int], scale: float) -> Region:
     """Return the region of a reduced image that covers a region of the full image.
 
-    Args:
-        region: The region in pixels of the full image.
-        size: Width and height of the reduced image.
-        scale: Side lengths of the reduced image divided by those of the full image.
+    ``size`` is the width and height of the reduced image, ``scale`` its sides divided by those of
+    the full image.
     """
     left = int(region.left * scale)
     top = int(region.top * scale)

@@ -40,22 +40,17 @@ _Result = TypeVar("_Result")
 class ShardFile:
     """A shard open for reading byte ranges; closed when its last reference goes.
 
-    Any number of threads may read at once, since ``pread`` uses no shared position.
-
-    Raises:
-        CorruptShard: If the file is missing, or its size differs from the manifest.
+    Any number of threads may read at once, since ``pread`` uses no shared position. Raises
+    CorruptShard if the file is missing, or its size differs from the manifest.
     """
 
     def __init__(
         self, path: Path, size: int, root: Path | None = None, *, remedy: str = REMEDY
     ) -> None:
-        """Open the file.
+        """Open the file; ``size`` is from the manifest.
 
-        Args:
-            path: The file.
-            size: Its size in bytes, from the manifest.
-            root: The dataset, below which links are refused; by default the file's own folder.
-            remedy: What to do if it is another file, for messages.
+        Links below ``root``, the dataset, are refused; by default the file's own folder. ``remedy``
+        is for the message about another file.
         """
         self._path = path
         self._size = size
@@ -133,24 +128,14 @@ class ShardFile:
                 os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return ``length`` bytes from ``offset`` on.
-
-        Raises:
-            CorruptShard: If the file has fewer.
-            OSError: If they cannot be read.
-        """
+        """Return ``length`` bytes from ``offset`` on; CorruptShard if there are fewer."""
         self._require_within(offset, length)  # before allocating memory
         data = bytearray(length)
         self.read_into(offset, memoryview(data))
         return bytes(data)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes from ``offset`` on.
-
-        Raises:
-            CorruptShard: If the file has fewer.
-            OSError: If they cannot be read.
-        """
+        """Fill ``buffer`` with the bytes from ``offset`` on; CorruptShard if there are fewer."""
         self._require_within(offset, len(buffer))
         done = 0
         while done < len(buffer):  # a network file system may return a part
@@ -166,9 +151,7 @@ class ShardFile:
     def pieces(self, length: int, offsets: Sequence[int]) -> bytes:
         """Return the ranges of ``length`` bytes at ``offsets``, concatenated.
 
-        Raises:
-            CorruptShard: If the file ends before one.
-            OSError: If they cannot be read.
+        Raises CorruptShard if the file ends before one.
         """
         read = os.pread
         descriptor = self.descriptor
@@ -270,15 +253,9 @@ def shard_file(
 ) -> ShardFile:
     """Return the shard at ``path``, open as a file.
 
-    Args:
-        path: The shard.
-        size: Its size in bytes, from the manifest.
-        identity: Its SHA-256, from the manifest; a rewritten shard has another.
-        root: The dataset, below which links are refused; by default the file's own folder.
-        remedy: What to do if it is another file, for messages.
-
-    Raises:
-        CorruptShard: If it is missing or of another size.
+    ``size`` in bytes and ``identity``, its SHA-256, are from the manifest: a rewritten shard has
+    others. ``root`` and ``remedy`` are those of `ShardFile`. Raises CorruptShard if it is missing
+    or of another size.
     """
     return _POOL.get((path, identity), lambda: ShardFile(path, size, root, remedy=remedy))
 
@@ -303,15 +280,9 @@ def forget(path: Path, identity: str) -> None:
 def shard_reader(
     path: Path, identity: str, read: Callable[[Path], _Reads[_Read]], kind: str = "library"
 ) -> LockedReader[_Read]:
-    """Return the shard at ``path``, open through a reader.
+    """Return the shard at ``path``, open through a reader that ``read`` returns.
 
-    Args:
-        path: The shard.
-        identity: Its SHA-256, from the manifest.
-        read: The function that opens a shard, such as its format's.
-        kind: What ``read`` returns: ``library`` for its format's reader, or ``records``.
-
-    Raises:
-        CorruptShard: If it is not an intact shard of its format.
+    ``identity`` is its SHA-256, from the manifest. ``kind`` is ``library`` for the reader of its
+    format, or ``records``. Raises CorruptShard if it is not an intact shard of its format.
     """
     return _POOL.get((path, identity, kind), lambda: LockedReader(read(path)))

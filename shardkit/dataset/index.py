@@ -164,15 +164,8 @@ def checksum(head: bytes | bytearray | memoryview, image: bytes | memoryview) ->
 def pack_row(*, offset: int, image: bytes, label: int, size: tuple[int, int], field: str) -> bytes:
     """Return the row of one image, or of another field with bytes, as the bytes of a `ROW`.
 
-    Args:
-        offset: Position of its first byte in its shard, or -1.
-        image: The stored bytes.
-        label: The label, or -1.
-        size: Width and height in pixels.
-        field: One of `STORED_KINDS`.
-
-    Raises:
-        OverflowError: If a number is out of range.
+    ``offset`` is the position of its first byte in its shard, or -1. ``size`` is width and height
+    in pixels; ``field`` is one of `STORED_KINDS`. Raises OverflowError if a number is out of range.
     """
     row = bytearray(ROW.itemsize)
     try:
@@ -192,14 +185,9 @@ def as_rows(packed: Iterable[bytes]) -> Rows:
 def require_counts(
     parts: Iterable[npt.NDArray[np.integer[Any]]], counts: Sequence[int] | None
 ) -> None:
-    """Compare the labels of an index with the number of records in each class.
+    """Check the labels of an index, in parts, against the number of records in each class.
 
-    Args:
-        parts: The labels of neighboring rows.
-        counts: The number of records in each class; None means that there are no labels.
-
-    Raises:
-        CorruptDataset: If they differ.
+    None for ``counts`` means that there are no labels. Raises CorruptDataset if they differ.
     """
     totals = np.zeros(len(counts or ()), np.int64)
     outside = False
@@ -219,13 +207,8 @@ def require_counts(
 class StringTable(Sequence[str]):
     """One string for each row of a dataset, read from files on access.
 
-    Args:
-        text: All strings, end to end.
-        ends: The end of each.
-        errors: What becomes of bytes that are not UTF-8, as for `bytes.decode`.
-
-    Raises:
-        CorruptDataset: On access, if the bounds of a string are damaged or its file is unreadable.
+    ``text`` has all strings end to end, ``ends`` the end of each; ``errors`` is that of
+    `bytes.decode`. Access raises CorruptDataset if a bound is damaged or the file unreadable.
     """
 
     def __init__(self, text: _Values, ends: _Values, errors: str = _SURROGATES) -> None:
@@ -310,15 +293,9 @@ def _part_of(values: _Values, start: int, stop: int) -> npt.NDArray[Any]:
 class Index:
     """The index of a dataset on disk, opened lazily.
 
-    Args:
-        directory: The directory of the dataset.
-        rows: Its number of rows.
-        schema: Its fields, as far as they are needed.
-        lacking: Small fields that rows lack; None means those with a file that says so.
-
-    Raises:
-        CorruptDataset: On first use, if an index file is missing or truncated, or its number of
-            rows differs from the manifest.
+    ``schema`` has the fields as far as they are needed. ``lacking`` are small fields that rows
+    lack; None means those with a file that says so. First use raises CorruptDataset if a file is
+    missing or truncated, or its number of rows differs from the manifest.
     """
 
     def __init__(
@@ -491,8 +468,7 @@ def join_parts(parts: Sequence[IndexPart], schema: Schema) -> IndexPart:
 class StoredColumn:
     """A column of a dataset, read from its files on access, or held in memory if it is small.
 
-    Raises:
-        CorruptDataset: On access, if its files are damaged or unreadable.
+    Access raises CorruptDataset if they are damaged or unreadable.
     """
 
     def __init__(self, field: Field, files: Mapping[str, StoredValues], rows: int) -> None:
@@ -587,15 +563,10 @@ def _require_sound(column: Column) -> None:
 def save_index(
     parts: Iterable[IndexPart], directory: Path, schema: Schema | None = None
 ) -> list[str]:
-    """Write the index of a dataset from the parts of its shards.
+    """Write the index of a dataset from a part for each shard, in order, and name its files.
 
-    Args:
-        parts: One part for each shard, in order. One is in memory at a time.
-        directory: The dataset's directory.
-        schema: The fields of the dataset; None means only images and labels.
-
-    Returns:
-        The names of the files written, relative to ``directory``.
+    One part is in memory at a time. The names are relative to ``directory``. None for ``schema``
+    means only images and labels.
     """
     schema = default_schema(None) if schema is None else schema
     rows = 0

@@ -93,15 +93,8 @@ def index_shard(
 ) -> IndexPart:
     """Return the index of the shard at ``path``, or of a range of it, built from its content alone.
 
-    Args:
-        storage: The shard's format.
-        path: The shard.
-        see: Called with the keys and checksums (`shardkit.record.checksums`) of some records at a
-            time, in order.
-        part: The part to read; None reads all.
-
-    Raises:
-        CorruptShard: If the shard or a record is damaged.
+    ``see`` gets the keys and checksums (`shardkit.record.checksums`) of some records at a time, in
+    order. None for ``part`` reads all. Raises CorruptShard if the shard or a record is damaged.
     """
     pieces: list[IndexedRecords] = []
     with open_records(storage, path, part) as records:
@@ -252,9 +245,8 @@ class ShardRecords:
     def read(self, rows: Sequence[int]) -> list[IndexedRecord]:
         """Return the records of ``rows``.
 
-        Raises:
-            CorruptShard: If a record has no image or an invalid label or metadata, or its byte
-                range differs from what the format's reader returns.
+        Raises CorruptShard if a record has no image or an invalid label or metadata, or its byte
+        range differs from what the format's reader returns.
         """
         try:
             records = self.reader.read(rows)
@@ -268,11 +260,7 @@ class ShardRecords:
             ) from error
 
     def index(self, rows: range) -> IndexedRecords:
-        """Return the index of neighboring records.
-
-        Raises:
-            CorruptShard: As `read`.
-        """
+        """Return the index of neighboring records."""
         done, indexed = self.index_known(rows)
         for start in range(0, len(rows), _READ_ROWS):
             missing = [
@@ -289,15 +277,10 @@ class ShardRecords:
     def index_known(
         self, rows: range, piece: FilePiece = _NO_PIECE, *, summed: bool = True
     ) -> tuple[npt.NDArray[np.bool_], IndexedRecords]:
-        """Return the index of the records that the compiled module handles: ordinary, intact ones.
+        """Return a mask of the records that the compiled module handles, and the index of all.
 
-        Args:
-            rows: Neighboring rows.
-            piece: A piece of the shard in memory, which is not read again.
-            summed: Whether the checksums are needed.
-
-        Returns:
-            Whether each record is one of them, and the index, which is valid only for those.
+        It handles ordinary, intact records; the index is valid only for these. ``piece`` of the
+        shard is in memory and not read again. ``summed`` computes checksums, too.
         """
         found = IndexedRecords.blank(len(rows), self.schema)
         fields = self._apart | self._small
@@ -418,11 +401,7 @@ def _path(meta: dict[str, Any]) -> str:
 
 
 def open_records(storage: Format, path: Path, part: ShardPart | None = None) -> ShardRecords:
-    """Open the shard at ``path`` to read its records, or those of a range of offsets.
-
-    Raises:
-        CorruptShard: If it is not an intact shard of its format.
-    """
+    """Open the shard at ``path`` to read its records, or those of a range of offsets."""
     if part and storage.pieces:
         reader = storage.pieces.read(path, part.start, part.stop)
     else:

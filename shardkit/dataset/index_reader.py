@@ -60,9 +60,7 @@ class IndexReader:
     def __init__(self, dataset: OpenedDataset, *, verify: bool | None) -> None:
         """Prepare to read the index.
 
-        Args:
-            dataset: The dataset.
-            verify: Whether to compare digests: of all files, none, or (None) small ones.
+        ``verify`` compares the digests of all files, none, or (None) the small ones.
         """
         self._dataset = dataset
         self._verify = verify
@@ -70,8 +68,7 @@ class IndexReader:
     def rows(self, field: str = IMAGE) -> Rows:
         """Return the entries of a field with bytes of its own, memory-mapped and read-only.
 
-        Raises:
-            CorruptDataset: If a file is missing, truncated or changed, as for all columns.
+        Raises CorruptDataset if a file is missing, truncated or changed.
         """
         return self._whole(lambda index: index.rows(field), entries_file(field))
 
@@ -120,14 +117,10 @@ class IndexRows:
     def __init__(
         self, path: Path, count: int, identity: str, held: Rows | None, root: Path
     ) -> None:
-        """Prepare to read rows.
+        """Prepare to read ``count`` rows of a file that is known to be intact.
 
-        Args:
-            path: The file of the rows, known to be intact.
-            count: Number of rows.
-            identity: Digest of the dataset's manifest.
-            held: All rows, if they fit in memory.
-            root: The dataset.
+        ``identity`` is the digest of the dataset's manifest. ``held`` are all rows, if they fit in
+        memory.
         """
         self._root = root
         self._held = None if held is None else held.view(OPAQUE)
@@ -150,8 +143,7 @@ class IndexRows:
     def read(self, rows: npt.NDArray[np.int64]) -> Rows:
         """Return the entries of ``rows``, in that order.
 
-        Raises:
-            CorruptShard: If the file was truncated since it was checked, or cannot be read.
+        Raises CorruptShard if the file was truncated since it was checked, or cannot be read.
         """
         if self._held is not None:
             return self._held[rows].view(ROW)
@@ -175,11 +167,7 @@ class IndexRows:
         return entries
 
     def labels(self) -> npt.NDArray[np.int64]:
-        """Return the label of each row, int64 of shape (N,).
-
-        Raises:
-            CorruptShard: As `read` does.
-        """
+        """Return the label of each row, int64 of shape (N,)."""
         labels = np.empty(self._count, np.int64)
         for start in range(0, self._count, _AT_ONCE):
             part = np.arange(start, min(start + _AT_ONCE, self._count))

@@ -145,14 +145,9 @@ class LocatedRows:
     ) -> None:
         """Refuse impossible lengths and sizes, before memory is allocated for them.
 
-        This also lets each image state its type.
-
-        Args:
-            field: The field, if the dataset has it.
-            raw_shape: Height, width and channels of raw pixels; None without.
-
-        Raises:
-            CorruptRecord: If a row of the index is damaged, or states an impossible size.
+        This also lets each image state its type. ``raw_shape`` is the height, width and channels of
+        raw pixels. Raises CorruptRecord if a row of the index is damaged, or states an impossible
+        size.
         """
         sizes = self._opened.sizes
         self.pixels = RGB if field is None else field.image_type
@@ -205,11 +200,7 @@ class LocatedRows:
             raise self.corrupt(number, f"the index states an impossible size, {size} pixels")
 
     def require_intact(self) -> None:
-        """Compare the check of each row of the index.
-
-        Raises:
-            CorruptRecord: If a row is damaged.
-        """
+        """Compare the check of each row of the index; CorruptRecord if it differs."""
         if (wrong := damaged_rows(self._index)).any():
             raise self.corrupt(int(wrong.argmax()), "its entry in the index is damaged")
 
@@ -244,14 +235,10 @@ class LocatedRows:
         return len(self.array)
 
     def read(self, number: int, buffer: memoryview) -> EncodedImage:
-        """Read one image into ``buffer``; the result is valid until ``buffer`` is overwritten.
+        """Read image ``number`` of the rows into ``buffer``, which has room for its length.
 
-        Args:
-            number: Position among the rows.
-            buffer: At least as many bytes as `lengths` states.
-
-        Raises:
-            CorruptRecord: If the record is damaged.
+        The result is valid until ``buffer`` is overwritten. Raises CorruptRecord if the record is
+        damaged.
         """
         data = buffer[: self.lengths[number]]
         try:

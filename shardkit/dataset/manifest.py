@@ -480,11 +480,7 @@ _KINDS: dict[str, type[Manifest | SplitsManifest]] = {
 
 
 def save_manifest(manifest: Manifest | SplitsManifest, directory: Path) -> None:
-    """Write ``manifest`` into ``directory`` atomically, which commits the dataset.
-
-    Raises:
-        ShardkitError: If it is larger than readers accept.
-    """
+    """Write ``manifest`` into ``directory`` atomically, which commits the dataset."""
     content = _render(_as_json(manifest))
     if len(content) > SMALL_BYTES:
         raise ShardkitError(
@@ -499,9 +495,8 @@ def save_manifest(manifest: Manifest | SplitsManifest, directory: Path) -> None:
 def load_any_manifest(directory: Path) -> Manifest | SplitsManifest:
     """Read the manifest of ``directory``, of a dataset or of splits.
 
-    Raises:
-        UsageError: If there is no manifest, or it is of a newer version.
-        CorruptDataset: If shardkit did not write the manifest, or it was changed since.
+    Raises UsageError if there is none, or it is of a newer version; CorruptDataset if shardkit did
+    not write it, or it was changed since.
     """
     require_local(directory)
     path = directory / MANIFEST_NAME
@@ -512,9 +507,7 @@ def load_any_manifest(directory: Path) -> Manifest | SplitsManifest:
 def parse_manifest(content: bytes, path: str) -> Manifest | SplitsManifest:
     """Return the manifest that ``content`` states; ``path`` names it in messages.
 
-    Raises:
-        UsageError: If it is of a newer version.
-        CorruptDataset: If shardkit did not write it, or it was changed since.
+    Errors are those of `load_any_manifest`.
     """
     value = _parse(path, content)
     version = value.get("format_version")
@@ -545,11 +538,9 @@ def parse_manifest(content: bytes, path: str) -> Manifest | SplitsManifest:
 
 
 def load_manifest(directory: Path) -> Manifest:
-    """Read the manifest of the one dataset in ``directory``.
+    """Read the manifest of the one dataset in ``directory``; errors as `load_any_manifest`.
 
-    Raises:
-        UsageError: If there is no manifest, or it is of a newer version or of splits.
-        CorruptDataset: If shardkit did not write the manifest, or it was changed since.
+    A manifest of splits is a UsageError.
     """
     manifest = load_any_manifest(directory)
     if isinstance(manifest, SplitsManifest):
@@ -671,11 +662,7 @@ _SOURCE: Mapping[str, tuple[type, ...]] = {
 
 
 def check_source(source: Mapping[str, Any]) -> None:
-    """Refuse a description of a source with values of wrong types.
-
-    Raises:
-        TypeError: If it has one, or no kind.
-    """
+    """Raise TypeError if a description of a source has values of wrong types, or no kind."""
     for name in _SOURCE.keys() & {"kind", *source}:
         if type(source.get(name)) not in _SOURCE[name]:
             raise TypeError(f"source.{name} cannot be {quoted(source.get(name))}")
@@ -761,11 +748,7 @@ def is_of_layer(name: str) -> bool:
 
 
 def require_file_name(name: str) -> None:
-    """Refuse a name that no file of a dataset can have but the manifest, except in a layer.
-
-    Raises:
-        ValueError: If ``name`` is one.
-    """
+    """Raise ValueError unless the manifest of a dataset can list a file of this name."""
     layer = _LAYER.match(name)
     inside = name[layer.end() :] if layer else name
     *folders, last = parts_of(as_name(inside))
@@ -779,11 +762,8 @@ def build_typed(target: type[_T], value: object) -> _T:
     """Build the dataclass ``target`` from JSON, checking the exact type of every value.
 
     `msgspec` 0.22 would not do: its decoder refuses lone surrogates, which store file names that
-    are not UTF-8, and its ``convert`` ignores missing and unknown entries and any depth.
-
-    Raises:
-        TypeError: If a value has the wrong type; the message names it.
-        ValueError: If entries are missing or unknown, or a value is out of range.
+    are not UTF-8, and its ``convert`` ignores missing and unknown entries and any depth. Raises
+    TypeError for a wrong type, ValueError for missing, unknown or out-of-range entries.
     """
     if not isinstance(value, dict):
         raise TypeError(f"{target.__name__} must be an object")

@@ -77,16 +77,9 @@ class OpenedDataset:
     """One dataset, whose manifest and files are read when they are needed.
 
     It is an ordered list of `stores`: datasets with shards, of which each has some of its fields.
-
-    Args:
-        directory: Where manifest and index are.
-        split: Its name in a directory of splits, or "".
-        digest: What the manifest above states as the digest of its manifest.
-        root: The folder of an attached dataset's archives, if the user named it.
-        access: How its shards are opened.
-
-    Raises:
-        UsageError: If ``directory`` is a URL.
+    ``directory`` has manifest and index. ``split`` is its name in a directory of splits, or "", and
+    ``digest`` what the manifest above states as its manifest's digest. ``root`` is the folder of an
+    attached dataset's archives, if the user named it; ``access`` opens its shards.
     """
 
     def __init__(
@@ -129,8 +122,7 @@ class OpenedDataset:
     def path(self) -> Path:
         """The directory.
 
-        Raises:
-            CorruptDataset: If a split is a symbolic link, which could lead outside the dataset.
+        Raises CorruptDataset if a split is a symbolic link, which could lead outside the dataset.
         """
         try:
             if self.split:
@@ -146,12 +138,7 @@ class OpenedDataset:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest.
-
-        Raises:
-            UsageError: If there is none, or it is of a newer version or of splits.
-            CorruptDataset: If shardkit did not write it, or it was changed since.
-        """
+        """The manifest; errors as `load_manifest`."""
         return load_manifest(self.path)
 
     @property
@@ -247,10 +234,7 @@ class OpenedDataset:
         A manifest may come from anywhere, so it alone must not make a program open files elsewhere.
         Readers follow it only if this user named the archives on the command line, as `shardkit
         attach` remembers in the user's own folder, or names their folder when opening the dataset.
-
-        Raises:
-            UsageError: If the user has not named the archives; or if a dataset that is not attached
-                has a ``root``.
+        Raises UsageError if the user did not, or if a dataset that is not attached has a ``root``.
         """
         if self.manifest.archives is None:
             if self.root is not None:
@@ -268,10 +252,8 @@ class OpenedDataset:
         """Return the result of ``load`` if the directory still holds the dataset opened here.
 
         Publishing exchanges the directory, or removes the old manifest first and adds the new one
-        last. So files opened before this check belong to the old dataset.
-
-        Raises:
-            CorruptDataset: If another dataset has replaced this one.
+        last. So files opened before this check belong to the old dataset. Raises CorruptDataset if
+        another dataset has replaced this one.
         """
         try:
             loaded = load()
@@ -293,11 +275,7 @@ class OpenedDataset:
             self._stamp = stamp
 
     def require_digest(self, digest: str) -> None:
-        """Refuse a dataset that has replaced another one.
-
-        Raises:
-            CorruptDataset: If the digest of the manifest is not ``digest``.
-        """
+        """Raise CorruptDataset if the digest of the manifest is not ``digest``: it was replaced."""
         if (self._stated or self.manifest).digest != digest:
             raise CorruptDataset(
                 f"{self.path} was rewritten since it was opened;", remedy="open it again"
@@ -305,12 +283,7 @@ class OpenedDataset:
 
 
 class _LayerStore(OpenedDataset):
-    """The store of a layer, in a folder of the dataset.
-
-    Args:
-        dataset: The dataset with all fields.
-        layer: The layer.
-    """
+    """The store of a layer, in a folder of the dataset."""
 
     def __init__(self, dataset: OpenedDataset, layer: Layer) -> None:
         folder = dataset.path / layer.folder
@@ -320,11 +293,7 @@ class _LayerStore(OpenedDataset):
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest, after bringing the index here.
-
-        Raises:
-            CorruptDataset: If it is damaged, or of another dataset.
-        """
+        """The manifest, after bringing the index here."""
         whole = self._dataset
         layer = self.layer
         self.access.fetch(whole.path, layer.index_files)
@@ -360,16 +329,7 @@ def _layer_fault(manifest: Manifest, layer: Layer, whole: Manifest) -> str:
 
 
 class OpenedDirectory:
-    """A directory that holds one dataset, or one for each split.
-
-    Args:
-        path: The directory.
-        root: As for `OpenedDataset`.
-
-    Raises:
-        UsageError: If it holds no dataset, or one of a newer version.
-        CorruptDataset: If shardkit did not write its manifest, or it was changed since.
-    """
+    """A directory that holds one dataset, or one for each split; errors as `load_any_manifest`."""
 
     def __init__(self, path: str | os.PathLike[str], *, root: Path | None = None) -> None:
         self.path = Path(path)
@@ -388,12 +348,7 @@ class OpenedDirectory:
             only.manifest = self.manifest
 
     def manifests(self) -> dict[str, Manifest]:
-        """Return the manifest of each split.
-
-        Raises:
-            UsageError: If one is missing, or of a newer version.
-            CorruptDataset: If one is damaged, or belongs to another dataset.
-        """
+        """Return the manifest of each split."""
         for split in self.splits.values():
             if not split.belongs:
                 raise CorruptDataset(
@@ -435,10 +390,8 @@ def open_one(
 ) -> OpenedDataset:
     """Open one dataset, by its path or URL and the name of a split.
 
-    Raises:
-        UsageError: If there is none, or an option is invalid.
-        CorruptDataset: If the manifest, or the index at a URL, is damaged.
-        ShardkitError: If the store cannot be read.
+    Raises UsageError if there is none, CorruptDataset if the manifest, or the index at a URL, is
+    damaged, ShardkitError if the store cannot be read.
     """
     scheme, place = scheme_and_place(path)
     opened: OpenedDataset = load(_OPENERS[scheme])(place, split, root, fetching)

@@ -25,12 +25,8 @@ def index_others(
 ) -> None:
     """Fill in entries and values of all fields, which have names of their own.
 
-    Args:
-        records: The shard.
-        table: The table of the records.
-        piece: A piece of the shard in memory.
-        known: Those whose image and label are known; records with odd values are removed.
-        found: Receives entries and values.
+    ``piece`` of the shard is in memory. ``known`` are records whose image and label are known;
+    those with odd values are removed from it.
     """
     for name, rows in found.entries.items():
         field = records.schema[name]
@@ -81,16 +77,7 @@ def _as_numbers(entries: Rows) -> npt.NDArray[np.void]:
 
 
 def read_intact(records: ShardRecords, rows: range, part: IndexPart) -> list[Record]:
-    """Return neighboring records of a shard, or none if one differs from its index.
-
-    Args:
-        records: The shard.
-        rows: Their rows.
-        part: Their index.
-
-    Raises:
-        CorruptShard: As `ShardRecords.read`.
-    """
+    """Return neighboring records of a shard, or none if one differs from its index."""
     indexed = records.index(rows)
     read = records.reader.read(rows)
     # The bytes that were indexed may not be those that were read.

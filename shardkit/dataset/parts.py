@@ -36,10 +36,7 @@ def changed_fields(source: Mapping[str, Any]) -> frozenset[str]:
 def with_changed(source: Mapping[str, Any], fields: Collection[str], digest: str) -> dict[str, Any]:
     """Return the description of a source after a change of fields.
 
-    Args:
-        source: The description.
-        fields: Names of the fields.
-        digest: Content digest before any change; "" if it is not known.
+    ``digest`` is the content digest before any change; "" if unknown.
     """
     names = sorted(changed_fields(source) | set(fields))
     if not names:
@@ -56,11 +53,7 @@ def converted_digest(manifest: Manifest) -> str:
 
 
 def how_made(manifest: Manifest) -> tuple[Recipe, int | None, int | None]:
-    """Return recipe, seed and limit of a conversion.
-
-    Raises:
-        CorruptDataset: If the manifest does not state them, or names no source.
-    """
+    """Return recipe, seed and limit of a conversion; CorruptDataset if they are not stated."""
     lacking = {"name", "order", "seed", "limit"} - manifest.source.keys()
     if lacking:
         raise CorruptDataset(
@@ -94,10 +87,7 @@ class Part:
 def entries_of(manifest: Manifest, *, first: int = 0) -> list[PartEntry]:
     """Return the parts of a dataset, as a manifest states them; a single one for any other.
 
-    Args:
-        manifest: The manifest.
-        first: The number in the metadata of the first shard, if there is a single part.
-
+    ``first`` is the number in the metadata of the first shard, if there is a single part.
     """
     manifest = manifest.base
     if manifest.stated_parts:

@@ -35,15 +35,9 @@ def report_lines(problems: Iterable[Problem]) -> Iterator[bytes]:
 
 
 class StoredReport(Collection[Problem]):
-    """The problems in a report, read while they are iterated.
+    """The problems in a report, read while they are iterated; UsageError if it is damaged.
 
-    Args:
-        path: The report.
-        count: Number of problems.
-        root: The folder below which links are refused.
-
-    Raises:
-        UsageError: On iteration, if the file is damaged.
+    Links below ``root`` are refused.
     """
 
     def __init__(self, path: Path, count: int, root: Path) -> None:
@@ -74,12 +68,7 @@ class StoredReport(Collection[Problem]):
 
 
 def excluded_paths(place: Path, files: Iterable[FileEntry]) -> set[str] | None:
-    """Return the paths of images that were left out on request; None if the report is damaged.
-
-    Args:
-        place: The dataset.
-        files: Its files, from its manifest.
-    """
+    """Return the paths of images that were left out on request; None if the report is damaged."""
     for entry in files:
         if entry.name == IGNORED:
             try:

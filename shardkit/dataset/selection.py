@@ -49,9 +49,6 @@ def matching(shards: ShardSet, expression: str) -> Mask:
     parentheses. Columns are the fields of the kinds label (the class name), labels (class names,
     as in ``"cat" in tags``), number and text, and also ``key``, ``path``, ``width`` and ``height``.
     A comparison is false where a row lacks the value. Nothing is evaluated as Python.
-
-    Raises:
-        UsageError: If it is not such an expression, or names an unknown column or class.
     """
     try:
         if len(expression) > _LONGEST:
@@ -68,11 +65,7 @@ def matching(shards: ShardSet, expression: str) -> Mask:
 
 
 def column_values(shards: ShardSet, name: str) -> Sequence[Any]:
-    """Return the value of each row in a column of `matching`; None where it is missing.
-
-    Raises:
-        UsageError: If there is no such column.
-    """
+    """Return the value of each row in a column of `matching`; None where it is missing."""
     try:
         return _Expression(shards).values(name)
     except ValueError as error:
@@ -183,15 +176,7 @@ class Listed(NamedTuple):
     """The content digest of the only dataset whose rows the file may list; None for any."""
 
     def require_known(self, existing: Container[str], place: object) -> None:
-        """Refuse names that do not exist.
-
-        Args:
-            existing: The rows or keys that exist.
-            place: Where they exist.
-
-        Raises:
-            UsageError: If there is one.
-        """
+        """Refuse names that do not exist."""
         unknown = [name for name in self.names if name not in existing]
         if unknown:
             some = ", ".join(map(quoted, unknown[:3])) + " ..." * (len(unknown) > 3)
@@ -201,11 +186,7 @@ class Listed(NamedTuple):
             )
 
     def require_digest(self, digest: object) -> None:
-        """Refuse a list of the rows of another dataset.
-
-        Raises:
-            UsageError: If it is one.
-        """
+        """Refuse a list of the rows of another dataset."""
         if self.digest not in (None, digest):
             raise UsageError(
                 f"{self.where} lists rows of another dataset, with the content digest "
@@ -218,13 +199,6 @@ def read_list(path: str | Path, option: str) -> Listed:
 
     Lines that start with ``#`` are comments. If all lines are decimal numbers without leading
     zeros, they are rows. ``key:`` before a key tells it from a number or a comment.
-
-    Args:
-        path: The file.
-        option: Name of the option, in errors.
-
-    Raises:
-        UsageError: If the file cannot be read, or lists nothing.
     """
     where = setting(option, str(path))
     try:
@@ -247,14 +221,8 @@ def read_list(path: str | Path, option: str) -> Listed:
 def listed(shards: ShardSet, path: str | Path, option: str) -> Mask:
     """Return the rows that a text file lists; see `read_list`.
 
-    Args:
-        shards: The dataset.
-        path: The file.
-        option: Name of the option, in errors.
-
-    Raises:
-        UsageError: If the file cannot be read or is empty, names an unknown row or key, names one
-            twice, or is a list of the rows of another dataset.
+    Raises UsageError if the file cannot be read or is empty, names an unknown row or key, names one
+    twice, or is a list of the rows of another dataset.
     """
     lines = read_list(path, option)
     lines.require_digest(shards.manifest.content_digest)
@@ -279,11 +247,7 @@ def select(
     where: str | None = None,
     rows: str | Path | None = None,
 ) -> Mask:
-    """Return the rows that all options choose: see `matching` and `listed`.
-
-    Raises:
-        UsageError: As these do.
-    """
+    """Return the rows that all options choose: see `matching` and `listed`."""
     chosen = np.ones(len(shards), np.bool_)
     if where is not None:
         chosen &= matching(shards, where)

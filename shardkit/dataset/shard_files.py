@@ -38,14 +38,7 @@ _GAP = 16384
 
 
 class ShardFiles:
-    """The files of all shards, by number.
-
-    Args:
-        dataset: The dataset.
-
-    Raises:
-        UsageError: If the archives of an attached dataset are not confirmed.
-    """
+    """The files of all shards, by number; UsageError if attached archives are not confirmed."""
 
     lookahead = 0
     """Rows to `announce` before they are read: 0 if the shards are local."""
@@ -102,9 +95,8 @@ class ShardFiles:
     def open(self, shards: Collection[int]) -> dict[int, ShardFile]:
         """Return some shards, open, after checking that the dataset was not replaced.
 
-        Raises:
-            CorruptShard: If one is missing, or another file.
-            CorruptDataset: If another dataset has replaced this one.
+        Raises CorruptShard if one is missing or another file, CorruptDataset if the dataset was
+        replaced.
         """
         try:
             return self._dataset.unchanged(lambda: {shard: self._open(shard) for shard in shards})
@@ -114,12 +106,7 @@ class ShardFiles:
             raise
 
     def open_for(self, rows: npt.NDArray[np.int64], index: Rows) -> BatchShards:
-        """Return the shards of some rows, open.
-
-        Args:
-            rows: Rows of the dataset.
-            index: Their entries in the index.
-        """
+        """Return the shards of some rows, open."""
         shards = self.starts.searchsorted(rows, side="right") - 1
         return BatchShards(shards, self.open(set(shards.tolist())), self.sizes[shards])
 
@@ -144,24 +131,14 @@ class ShardFiles:
                 file.announce(int(starts[first]), max(0, int(ends[last] - starts[first])))
 
     def whole(self, shard: int) -> Path:
-        """Return the path of a shard, after checking that all of it is there.
-
-        Raises:
-            CorruptShard: If it is missing, or another file.
-        """
+        """Return the path of a shard, after checking that all of it is there."""
         self.open([shard])
         return self.path(shard)
 
     def reader(
         self, shard: int, read: Callable[[Path], Any], kind: str = "library"
     ) -> LockedReader[Any]:
-        """Return a shard, open through a reader.
-
-        Args:
-            shard: The number of the shard.
-            read: As in `shardkit.dataset.handles.shard_reader`.
-            kind: As there.
-        """
+        """Return a shard, open through a reader, like `shardkit.dataset.handles.shard_reader`."""
         path = self.whole(shard)
         identity = self._entries[shard].identity
         return self._dataset.unchanged(lambda: shard_reader(path, identity, read, kind))
@@ -196,19 +173,13 @@ class Access:
         return load(_LOOSE)(dataset) if dataset.manifest.is_loose else ShardFiles(dataset)
 
     def place(self, directory: Path) -> str:
-        """Return the path or URL of the dataset, for messages.
-
-        Args:
-            directory: Where its manifest and index are.
-        """
+        """Return the path or URL of the dataset, for messages."""
         return str(directory)
 
     def fetch(self, directory: Path, entries: Iterable[FileEntry]) -> None:
         """Bring files other than shards to ``directory``.
 
-        Raises:
-            CorruptDataset: If one is damaged.
-            ShardkitError: If one cannot be fetched.
+        Raises CorruptDataset if one is damaged, ShardkitError if one cannot be fetched.
         """
 
 

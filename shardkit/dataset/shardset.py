@@ -56,14 +56,10 @@ _MAPPED = 64 << 30
 class ShardSet:
     """A dataset, read lazily. Pickling it stores only its path and options.
 
-    Args:
-        dataset: The dataset.
-        verify: Whether each read compares the record's checksum. None means only for encoded
-            images and attached files: for other raw pixels it costs more than reading them.
-
-    Raises:
-        UsageError: If ``dataset`` is not a dataset, or its archives are not confirmed.
-        CorruptDataset: If its manifest is damaged.
+    ``verify`` compares the checksum of each record read. None means only for encoded images and
+    attached files: for other raw pixels it costs more than reading them. Raises UsageError if
+    ``dataset`` is no dataset or its archives are not confirmed, CorruptDataset if its manifest is
+    damaged.
     """
 
     def __init__(self, dataset: OpenedDataset, *, verify: bool | None = None) -> None:
@@ -114,11 +110,7 @@ class ShardSet:
         return self.entries_of(IMAGE)
 
     def entries_of(self, field: str) -> IndexRows:
-        """Return the entries in the index of a field with bytes of its own.
-
-        Raises:
-            UsageError: If there is no such field.
-        """
+        """Return the entries in the index of a field with bytes of its own."""
         entries = self._entries.get(field)
         if entries is None:
             if field != IMAGE:
@@ -136,11 +128,7 @@ class ShardSet:
         return entries
 
     def home(self, field: str) -> ShardSet:
-        """Return the dataset whose shards and index have a field: a layer, opened on first use.
-
-        Raises:
-            CorruptDataset: If the layer is damaged, or another dataset has replaced this one.
-        """
+        """Return the dataset whose shards and index have a field: a layer, opened on first use."""
         store = self.dataset.store_of(field)
         if store is self.dataset:
             return self
@@ -153,26 +141,16 @@ class ShardSet:
     def values(self, name: str, rows: Sequence[int] | npt.NDArray[np.int64]) -> Column:
         """Return the values of a small field in some rows, without reading a record.
 
-        Args:
-            name: Name of a number, labels, text, JSON, boxes or keypoints.
-            rows: From `resolve_rows`.
-
-        Raises:
-            UsageError: If there is no such field.
-            CorruptDataset: If the index is damaged, or another dataset has replaced this one.
+        ``name`` is that of a number, labels, text, JSON, boxes or keypoints; ``rows`` are from
+        `resolve_rows`.
         """
         return self._stored_column(name).take(rows)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return the values of a small field in all rows, without reading a record.
+        """Return the read-only values of a small field in all rows, without reading a record.
 
-        Returns:
-            An array with one element for each row, read-only: a masked array if rows lack the
-            number or label; for other kinds, Python objects, None where a row lacks the field.
-
-        Raises:
-            UsageError: If there is no such field.
-            CorruptDataset: If the index is damaged, or another dataset has replaced this one.
+        One element for each row: a masked array if rows lack the number or label; for other kinds,
+        Python objects, None where a row lacks the field.
         """
         if name == LABEL and name in self.schema:
             labels = self.labels
@@ -181,12 +159,7 @@ class ShardSet:
         return self._stored_column(name).whole().as_numpy()
 
     def present(self, name: str) -> npt.NDArray[np.bool_]:
-        """Return whether each row has a field, without reading a record: bool of shape (N,).
-
-        Raises:
-            UsageError: If there is no such field.
-            CorruptDataset: If the index is damaged, or another dataset has replaced this one.
-        """
+        """Return whether each row has a field, without reading a record: bool of shape (N,)."""
         field = self.schema.get(name)
         if field is not None and field.type.stored_apart:
             kinds = self.entries_of(name).read(np.arange(len(self)))["field"]
@@ -224,19 +197,14 @@ class ShardSet:
         return IndexReader(self.dataset, verify=self._verify)
 
     def resolve_rows(self, rows: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Return ``rows`` as int64 of shape (N,); negative rows count from the end.
-
-        Raises:
-            IndexError: If a row is outside the dataset, or is not an integer.
-        """
+        """Return ``rows`` as int64 of shape (N,); negative rows count from the end."""
         return resolve_rows(rows, len(self), self.place)
 
     @cached_property
     def labels(self) -> npt.NDArray[np.int64]:
         """The label of each row, -1 if there is none: int64 of shape (N,), read-only.
 
-        Raises:
-            CorruptDataset: If they differ from the manifest's class counts.
+        Raises CorruptDataset if they differ from the manifest's class counts.
         """
         labels = self.entries.labels()
         require_counts([labels], self.manifest.class_counts)
@@ -246,12 +214,7 @@ class ShardSet:
     def labels_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the label of some rows, -1 if there is none, without opening a shard.
 
-        Args:
-            rows: From `resolve_rows`.
-
-        Raises:
-            CorruptRecord: If a row of the index is damaged.
-            CorruptDataset: If another dataset has replaced this one.
+        ``rows`` are from `resolve_rows`. Raises CorruptRecord if a row of the index is damaged.
         """
         index = self.dataset.unchanged(lambda: self.entries.read(rows))
         if (wrong := damaged_rows(index)).any():
@@ -263,15 +226,8 @@ class ShardSet:
     def find(self, rows: npt.NDArray[np.int64], field: str = IMAGE) -> LocatedRows:
         """Look up ``rows`` in the index and return their images or arrays, ready to read.
 
-        Args:
-            rows: From `resolve_rows`.
-            field: Name of a field with bytes of its own.
-
-        Raises:
-            UsageError: If there is no such field.
-            CorruptRecord: If a row of the index is damaged or states an impossible size.
-            CorruptShard: If a shard is missing or truncated.
-            CorruptDataset: If another dataset has replaced this one.
+        ``rows`` are from `resolve_rows`. Raises CorruptRecord if a row of the index is damaged or
+        states an impossible size, CorruptShard if a shard is missing or truncated.
         """
         home = self.home(field)
         # Not `home is not self`: the store of the conversion has the same shards as this dataset.
@@ -333,8 +289,7 @@ class ShardSet:
     def read_via_format(self, row: int, name: str = IMAGE) -> bytes:
         """Return an image or array that its shard does not store as plain bytes.
 
-        Raises:
-            CorruptShard: If its shard is damaged.
+        Raises CorruptShard if its shard is damaged.
         """
         shard, position = self.files.locate(row)
         record: Record
@@ -362,11 +317,7 @@ class ShardSet:
         return math.prod(self.manifest.raw_shape or (0,))
 
     def part(self, rows: range) -> IndexPart:
-        """Return the index of neighboring rows, counted from 0.
-
-        Raises:
-            CorruptDataset: If the index is damaged, or another dataset has replaced this one.
-        """
+        """Return the index of neighboring rows, counted from 0."""
         start, stop = rows.start, rows.stop
         numbers = np.arange(start, stop)
         return IndexPart(
@@ -409,11 +360,7 @@ def open_shards(
 
 
 def require_field(schema: Schema, name: str, place: str) -> Field:
-    """Return a field of the dataset at ``place``.
-
-    Raises:
-        UsageError: If there is none.
-    """
+    """Return a field of the dataset at ``place``."""
     if name not in schema:
         fields = name_list(f"{other} ({field.kind})" for other, field in schema.items())
         raise UsageError(f"{place} has no field {quoted(name)}; it has {fields}")
@@ -421,11 +368,7 @@ def require_field(schema: Schema, name: str, place: str) -> Field:
 
 
 def as_array(rows: object) -> npt.NDArray[Any]:
-    """Return rows, or a mask, as an array.
-
-    Raises:
-        IndexError: If they are lists of different lengths.
-    """
+    """Return rows, or a mask, as an array; IndexError if ragged."""
     try:
         return np.asarray(rows)
     except ValueError:
@@ -437,13 +380,7 @@ def resolve_rows(
 ) -> npt.NDArray[np.int64]:
     """Return ``rows`` as int64 of shape (N,); negative rows count from the end.
 
-    Args:
-        rows: Integers.
-        count: Number of rows of the dataset.
-        what: Name of the dataset, in errors.
-
-    Raises:
-        IndexError: If a row is outside the dataset, or is not an integer.
+    Raises IndexError if a row is not an integer, or not one of the ``count`` rows of ``what``.
     """
     array = as_array(rows)
     if array.size and array.dtype.kind not in "iu":
@@ -464,9 +401,7 @@ def resolve_rows(
 def selected_rows(rows: Sequence[int] | npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
     """Return rows as an array, given rows or a mask of a dataset of ``count`` rows.
 
-    Raises:
-        IndexError: If a mask does not have one value for each row.
-        UsageError: If ``rows`` are texts.
+    Raises IndexError if a mask does not have one value for each row.
     """
     array = np.ma.filled(rows, False) if np.ma.isMaskedArray(rows) else as_array(rows)
     if array.dtype.kind == "U":

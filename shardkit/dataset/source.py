@@ -83,12 +83,7 @@ class DatasetSourceOptions(SourceOptions):
 
 
 class DatasetSource(Source):
-    """The records of a dataset, or of all its splits, each compared with the index when read.
-
-    Args:
-        folder: The dataset.
-        options: The options. For ``where``, see `shardkit.dataset.selection`.
-    """
+    """The records of a dataset, or of all its splits, each compared with the index when read."""
 
     kind = DATASET
 
@@ -126,12 +121,7 @@ class DatasetSource(Source):
         return [self._folder]
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
-        """List the selected rows, in order.
-
-        Raises:
-            UsageError: If no row is selected, or a selection is invalid.
-            CorruptDataset: If an index is damaged.
-        """
+        """List the selected rows, in order."""
         first = next(iter(self._sets.values()))
         own_classes = first.manifest.classes
         class_names = dict.fromkeys([*(classes or ()), *(own_classes or ())])
@@ -178,11 +168,7 @@ class DatasetSource(Source):
         }
 
     def column(self, entries: Sequence[Entry], name: str) -> Sequence[Any]:
-        """Return a value of each entry of a dataset without splits: None where it is missing.
-
-        Raises:
-            UsageError: If there is no such column.
-        """
+        """Return a value of each entry of a dataset without splits: None where it is missing."""
         values = column_values(self._sets[""], name)
         return [values[entry.place] for entry in entries]
 
@@ -197,8 +183,7 @@ class DatasetSource(Source):
     def read(self, split: str, entry: Entry) -> Record:
         """Return a record, after comparing it with the index.
 
-        Raises:
-            BadImage: If the record or its index is damaged, or the dataset was replaced.
+        Raises BadImage if either is damaged, or the dataset was replaced.
         """
         try:
             record = record_of(self._sets[split], entry.place)
@@ -260,9 +245,8 @@ def _intact_records(
 def record_of(shards: ShardSet, row: int) -> Record:
     """Return the record of a row with all its fields, after comparing them with the index.
 
-    Raises:
-        CorruptRecord: If the record or its index is damaged.
-        CorruptDataset: If another dataset has replaced this one.
+    Raises CorruptRecord if the record or its index is damaged, CorruptDataset if the dataset was
+    replaced.
     """
     if not shards.dataset.is_store:
         return _layered(shards, row)

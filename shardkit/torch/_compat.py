@@ -20,12 +20,9 @@ from torch.utils.data._utils import fetch, signal_handling
 
 
 def new_shared_storage(size: int) -> torch.UntypedStorage:
-    """Return uninitialized shared memory of ``size`` bytes.
+    """Return ``size`` uninitialized bytes of shared memory; RuntimeError if that is full.
 
     The public ``share_memory_`` would first allocate and copy private memory.
-
-    Raises:
-        RuntimeError: If shared memory is full.
     """
     storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
     return storage
@@ -47,10 +44,8 @@ def next_within(iterator: Any, seconds: float) -> Any:
     """Return the next item of a ``DataLoader``'s iterator.
 
     A worker passes file descriptors through a socket. If it was stopped meanwhile, reading there
-    blocks, whatever the timeout of the ``DataLoader``.
-
-    Raises:
-        BlockingIOError: If it blocks for so many seconds; 0 waits forever.
+    blocks, whatever the timeout of the ``DataLoader``. Raises BlockingIOError after so many
+    seconds; 0 waits forever.
     """
     _HANDOVER.seconds = seconds
     try:

@@ -40,16 +40,7 @@ class Preset(Protocol):
     def complete(
         self, options: LoaderOptions, dataset: Any, batch_size: int | None
     ) -> tuple[LoaderOptions, int, str]:
-        """Return options and batch size with these settings, and the reason for the engine.
-
-        Args:
-            options: The options that the user gave.
-            dataset: The dataset.
-            batch_size: The user's, or None.
-
-        Raises:
-            UsageError: If an argument contradicts them.
-        """
+        """Return options and batch size with these settings, and the reason for the engine."""
 
 
 @takes(OrderOptions, LoaderOptions)

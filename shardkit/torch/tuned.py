@@ -72,10 +72,7 @@ class Tuned(Preset):
         """Return ``given`` with the tuned settings.
 
         If more ranks share the machine now than when it was measured, each gets its part of the
-        workers, at least 1.
-
-        Raises:
-            UsageError: If ``given`` sets a tuned field to another value.
+        workers, at least 1. Raises UsageError if ``given`` sets a tuned field to another value.
         """
         default = LoaderOptions()
         settings = self._shared(local_ranks())
@@ -90,8 +87,7 @@ class Tuned(Preset):
     def warn_of_threads(self, reason: str | None) -> None:
         """Warn if threads were measured without a transform that needs processes.
 
-        Args:
-            reason: Why processes are needed, from `shardkit.torch.engine.preflight.why_processes`.
+        ``reason`` is from `shardkit.torch.engine.preflight.why_processes`.
         """
         kind = ENGINE_KINDS.get(self.settings.get("engine", ""))
         shares = kind is not None and kind.shares_gil
@@ -113,22 +109,14 @@ class Tuned(Preset):
         return settings
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the settings to a file, replacing an existing one.
-
-        Raises:
-            ShardkitError: If it cannot be written.
-        """
+        """Write the settings to a file, replacing an existing one."""
         value = {"shardkit_tuned": VERSION, **dataclasses.asdict(self)}
         del value["path"]
         write_result(Path(path), (json.dumps(value, indent=1) + "\n").encode())
 
 
 def require_replaceable(path: str | PathLike[str]) -> None:
-    """Check that ``path`` is free or a file of `shardkit tune --out`, and writable.
-
-    Raises:
-        UsageError: If it is another file, or its folder is missing or read-only.
-    """
+    """Check that ``path`` is free or a file of `shardkit tune --out`, and writable."""
     file = Path(path)
     if file.exists() or file.is_symlink():
         try:
@@ -143,11 +131,7 @@ def require_replaceable(path: str | PathLike[str]) -> None:
 
 
 def load_tuned(path: str | PathLike[str]) -> Tuned:
-    """Read a file of `shardkit tune --out`.
-
-    Raises:
-        UsageError: If it cannot be read, or is not such a file.
-    """
+    """Read a file of `shardkit tune --out`; UsageError if it is not one."""
     if not isinstance(path, (str, PathLike)):
         raise UsageError(
             f"tuned={path!r:.80} is not a path",

@@ -33,13 +33,7 @@ class BatchRows:
     def __init__(
         self, shards: ShardSet, rows: npt.NDArray[np.int64], context: BatchContext
     ) -> None:
-        """Prepare to read fields.
-
-        Args:
-            shards: The dataset.
-            rows: From `ShardSet.resolve_rows`.
-            context: The random numbers.
-        """
+        """Prepare to read fields of ``rows``, which are from `ShardSet.resolve_rows`."""
         self.shards = shards
         self.array = rows
         self.context = context
@@ -80,11 +74,7 @@ class BatchRows:
         return located
 
     def stored(self, name: str) -> list[bytes | None]:
-        """Return the stored bytes of a field in each row, None where the row lacks it.
-
-        Raises:
-            CorruptRecord: If they changed.
-        """
+        """Return the stored bytes of a field in each row, None where the row lacks it."""
         located = self.located(name)
         values: list[bytes | None] = [None] * len(located)
         left: Sequence[int] = range(len(located))
@@ -128,11 +118,7 @@ class BatchRows:
     def transformed(
         self, name: str, function: Callable[..., Any] | None, value: Any, number: int
     ) -> Any:
-        """Return a value after its transform, if there is one.
-
-        Raises:
-            TransformFailed: If the transform raises.
-        """
+        """Return a value after its transform, if there is one."""
         if function is None or value is None:
             return value
         return self.apply(name, function, (value,), number)
@@ -142,8 +128,7 @@ class BatchRows:
     ) -> Any:
         """Return the result of a transform of one field or several.
 
-        Raises:
-            TransformFailed: If the transform raises, or returns None.
+        Raises TransformFailed if the transform raises or returns None.
         """
         self.context.note(self.rows[number])
         try:
@@ -191,11 +176,7 @@ class RowWindows:
     """Fields with windows."""
 
     def names(self, fields: Sequence[str] | None) -> Sequence[str]:
-        """Return the fields to read, given the user's ``fields``.
-
-        Raises:
-            UsageError: If one with windows is not among them.
-        """
+        """Return the fields to read: the user's, which must include all that have windows."""
         raise NotImplementedError
 
     def layout(self, fields: Layout) -> Layout:
@@ -203,11 +184,7 @@ class RowWindows:
         raise NotImplementedError
 
     def reader(self, shards: ShardSet) -> WindowReader:
-        """Return a reader for a dataset.
-
-        Raises:
-            UsageError: If it has no such windows.
-        """
+        """Return a reader for a dataset."""
         raise NotImplementedError
 
 
@@ -226,11 +203,7 @@ class WindowReader(Protocol):
     def read(
         self, name: str, batch: BatchRows, read: Callable[[BatchRows], Values], *, drawn: bool
     ) -> Values:
-        """Return the windows of a field.
+        """Return the windows of a field, from the values that ``read`` returns without transforms.
 
-        Args:
-            name: The field.
-            batch: The rows of the samples.
-            read: Returns the values of rows, without transforms.
-            drawn: Whether values depend on random numbers, which all rows of a window share.
+        ``drawn`` states whether values depend on random numbers, which all rows of a window share.
         """

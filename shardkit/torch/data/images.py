@@ -69,15 +69,8 @@ class ImageReader:
     ) -> None:
         """Locate the images, and select the crop of each.
 
-        Args:
-            rows: The batch.
-            name: The field.
-            decode: Type of the images.
-            transform: Applied to each image.
-            decoding: Decoding options.
-
-        Raises:
-            UsageError: If Pillow has no images of their type, or the operation decodes RGB itself.
+        Raises UsageError if Pillow has no images of their type, or the operation decodes RGB
+        itself.
         """
         self.name = name
         self.rows = rows
@@ -143,14 +136,7 @@ class ImageReader:
     def read_views(readers: Sequence[ImageReader]) -> list[Values]:
         """Return the images of each view, in a block if they have one size and no transform.
 
-        Each image is read and decoded once.
-
-        Args:
-            readers: One for each view; they read the same rows.
-
-        Raises:
-            CorruptRecord: If the bytes of an image changed, or its type is another one.
-            BadImage: If an image cannot be decoded.
+        Each image is read and decoded once. The readers, one for each view, read the same rows.
         """
         first = readers[0]
         if first.decode == "bytes":
@@ -346,10 +332,6 @@ class MaskReader(ImageReader):
         """Return the masks of each view, in one block if they have one shape and dtype.
 
         They are uint8 or uint16; tensors are int32 instead of uint16.
-
-        Raises:
-            CorruptRecord: If the bytes of a mask changed.
-            BadImage: If a mask cannot be decoded.
         """
         masks = [reader for reader in readers if isinstance(reader, MaskReader)]
         first = masks[0]
@@ -413,11 +395,7 @@ class MaskReader(ImageReader):
 
 
 def require_one_size(rows: BatchRows, leading: str, name: str) -> None:
-    """Refuse images that differ in size from the leading images, since both share crops.
-
-    Raises:
-        UsageError: If there is one.
-    """
+    """Refuse images that differ in size from the leading images, since both share crops."""
     lead = rows.located(leading)
     located = rows.located(name)
     if lead.widths == located.widths and lead.heights == located.heights:

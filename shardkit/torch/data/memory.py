@@ -48,11 +48,7 @@ class BlockPool:
     """
 
     def __init__(self, keep: int) -> None:
-        """Create an empty pool.
-
-        Args:
-            keep: Maximum number of free blocks to keep.
-        """
+        """Create an empty pool, which keeps at most ``keep`` free blocks."""
         # No lock: a forked child could inherit it locked. These operations on lists and dicts are
         # atomic, and at worst one block too many is kept.
         self._keep = keep
@@ -96,11 +92,7 @@ def new_pinned(shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def new_shared(size: int) -> torch.Tensor:
-    """Return an uninitialized uint8 tensor of ``size`` bytes in shared memory.
-
-    Raises:
-        RuntimeError: If shared memory is full.
-    """
+    """Return an uninitialized uint8 tensor in shared memory; RuntimeError if that is full."""
     with _creating:
         try:
             storage = _compat.new_shared_storage(size)
@@ -127,10 +119,9 @@ def remove_left(error: BaseException | None) -> None:
 
 @contextlib.contextmanager
 def full_explained() -> Iterator[None]:
-    """Explain how to fix full shared memory, and remove the file that PyTorch left there.
+    """Turn PyTorch's RuntimeError for full shared memory into a LoaderFailed that names the fix.
 
-    Raises:
-        LoaderFailed: Instead of PyTorch's ``RuntimeError``.
+    Also removes the file that PyTorch left there.
     """
     try:
         yield

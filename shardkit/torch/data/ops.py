@@ -176,13 +176,8 @@ def render_views(
 ) -> list[TypedPixels]:
     """Return several views of an image, which is decoded once for each scale that they need.
 
-    Args:
-        image: The stored image; its bytes are valid only during the call.
-        views: The arguments of `ImageOp.render` for each view.
-        how: Decoding options.
-
-    Raises:
-        BadImage: If the image cannot be decoded, or its size differs from the index.
+    The image's bytes are valid only during the call. ``views`` are arguments of `ImageOp.render`.
+    Raises BadImage if the image cannot be decoded, or its size differs from the index.
     """
     if any(type(op).render is not ImageOp.render for op, _, _ in views):
         return [op.render(image, crop, how, out) for op, crop, out in views]

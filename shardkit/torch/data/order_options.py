@@ -24,11 +24,7 @@ class OrderSampler:
     """A value of ``sampler`` that sets the order of each epoch, such as `shardkit.Weighted`."""
 
     def check(self, options: OrderOptions) -> None:
-        """Refuse options that contradict the order.
-
-        Raises:
-            UsageError: With the option.
-        """
+        """Refuse options that contradict the order."""
 
     @property
     def op(self) -> ImageOp | None:
@@ -36,11 +32,7 @@ class OrderSampler:
         return None
 
     def order(self, dataset: Any, seed: int) -> Order:
-        """Return the order of a dataset's rows.
-
-        Raises:
-            UsageError: If the dataset has no such order.
-        """
+        """Return the order of a dataset's rows; UsageError if it has no such order."""
         raise NotImplementedError
 
     @property
@@ -133,11 +125,7 @@ class OrderOptions(RowOrder):
         )
 
     def schedule(self, dataset: Any, batch_size: int) -> BatchSchedule:
-        """Return the batches of a dataset with a length and rows.
-
-        Raises:
-            UsageError: If options contradict each other or the dataset.
-        """
+        """Return the batches of a dataset with a length and rows."""
         if isinstance(self.sampler, OrderSampler):
             self.sampler.check(self)
         self._check_ops(dataset)
@@ -155,12 +143,7 @@ class OrderOptions(RowOrder):
         return schedule
 
     def order(self, dataset: Any) -> Order:
-        """Return the order of the rows of a dataset.
-
-        Raises:
-            UsageError: If ``sampler`` is none, contradicts ``shuffle``, or does not suit the
-                dataset.
-        """
+        """Return the order of the rows of a dataset."""
         shuffle = False if self.shuffle is None else self.shuffle
         seed = 0 if self.seed is None else self.seed
         sampler = self.sampler

@@ -132,10 +132,7 @@ class reading:  # noqa: N801 - a generator would take three times as long, twice
 def read_at_once(dataset: Any, requests: Sequence[Request], context: ReadContext) -> Any:
     """Return the samples of requests of one epoch, read from a shardkit dataset in one call.
 
-    Args:
-        dataset: The dataset.
-        requests: The requests.
-        context: The context of all; it numbers no repeats yet.
+    ``context`` is that of all requests; it numbers no repeats yet.
     """
     ahead = [request.ahead for request in requests if len(request.ahead)]
     if ahead:
@@ -184,11 +181,7 @@ class EpochCell:
         self._values = _shared_if_possible(state["_values"])
 
     def set(self, epoch: int, seed: int) -> None:
-        """Set the epoch to read from now on.
-
-        Raises:
-            UsageError: If a number is not an integer, or the epoch is below 0.
-        """
+        """Set the epoch to read from now on."""
         values = check_integer("epoch", epoch, 0), check_integer("seed", seed, -(2**63))
         self._values.copy_(torch.tensor(values))
 
@@ -295,11 +288,7 @@ class BatchContext:
     ) -> Any:
         """Return ``function(*values)``, or ``function(*values, rng)`` if it has ``takes_rng``.
 
-        Args:
-            function: A transform.
-            values: The value of a field, or of each of several fields.
-            sample: The sample's number.
-            field: Name of the field or fields; each name has its own random numbers.
+        Each name of a field or fields has its own random numbers.
         """
         if getattr(function, "takes_rng", False):
             bits = np.random.Philox(key=self._bits(sample, field))

@@ -123,11 +123,7 @@ class ReaderOptions:
             )
 
     def open(self, path: str | PathLike[str]) -> ShardSet:
-        """Open the shards, in a local folder or in an object store.
-
-        Raises:
-            UsageError: If there are none, or an option is invalid.
-        """
+        """Open the shards, in a local folder or in an object store."""
         if not isinstance(path, (str, PathLike)):
             raise UsageError(f"{quoted(path)} is not a path of a dataset")
         fetching = Fetching(self.cache, self.cache_limit)
@@ -165,11 +161,7 @@ class ReadFields:
 
 
 def choose_fields(shards: ShardSet, options: ReaderOptions) -> ReadFields:
-    """Return the fields that options select.
-
-    Raises:
-        UsageError: If there is no such field, or arrays cannot follow an image.
-    """
+    """Return the fields that options select; UsageError if arrays cannot follow an image."""
     schema = shards.schema
     names = options.fields
     if options.windows is not None:

@@ -62,11 +62,7 @@ class ResumeState:
         return self._epoch + (self._ready and self._is_exhausted and not self._selected)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration read ``epoch``, or the rest of it after `load`.
-
-        Raises:
-            UsageError: If ``epoch`` is not an integer of at least 0.
-        """
+        """Make the next iteration read ``epoch``, or the rest of it after `load`."""
         epoch = check_integer("epoch", epoch, 0)
         if not (self._ready and epoch == self._epoch):
             self._epoch = epoch
@@ -135,14 +131,10 @@ class ResumeState:
         self._selected = True
 
     def load(self, state: Mapping[str, Any], *, of_worker: bool = False) -> None:
-        """Resume from ``state`` in the next iteration.
+        """Resume from a value of `state` in the next iteration.
 
-        Args:
-            state: A value that `state` returned.
-            of_worker: Whether to accept the state of one of several workers.
-
-        Raises:
-            StateMismatch: If ``state`` is damaged, or of another dataset, order or version.
+        ``of_worker`` accepts the state of one of several workers. Raises StateMismatch if ``state``
+        is damaged, or of another dataset, order or version.
         """
         self.check(state, of_worker=of_worker)
         self._epoch = state["epoch"]

@@ -29,11 +29,7 @@ class SampleReader(NamedTuple):
     decoding: Decoding
 
     def require_valid(self) -> None:
-        """Check ``decode`` and the transforms.
-
-        Raises:
-            UsageError: If one is unknown, or for a field that is not read.
-        """
+        """Check ``decode`` and the transforms, each of which must be for a field that is read."""
         by_field = self.decode if isinstance(self.decode, Mapping) else {"": self.decode}
         for decode in by_field.values():
             if not isinstance(decode, ImageOp) and decode not in DECODES:
@@ -60,8 +56,7 @@ class SampleReader(NamedTuple):
     def with_op(self, op: ImageOp) -> SampleReader:
         """Return a reader with ``decode=op``.
 
-        Raises:
-            UsageError: If the dataset sets ``decode`` itself, or reads no images.
+        Raises UsageError if the dataset sets ``decode`` itself, or reads no images.
         """
         if self.decode not in ("pil", "torch"):
             raise UsageError(

@@ -30,10 +30,8 @@ _ARRAYS = {"indices", "weights"}
 class SampledOrder(Order):
     """The rows of a sampler, which draws from the global generators, seeded for each epoch.
 
-    So all ranks and resumed runs read the same rows.
-
-    Raises:
-        UsageError: If the sampler divides rows among ranks, or has its own generator.
+    So all ranks and resumed runs read the same rows. Raises UsageError if the sampler divides rows
+    among ranks, or has its own generator.
     """
 
     recurs: ClassVar[bool] = True

@@ -79,16 +79,9 @@ def view_number(number: _Number, view: int, views: int) -> _Number:
 class BatchSchedule:
     """The batches of one rank, for any epoch.
 
-    Args:
-        order: The order of an epoch.
-        batch_size: Samples in a batch.
-        rank: This rank's subset; an unset rank is looked up here.
-        epochs: How epochs are cut from the order.
-        repeats: For each row, how many earlier rows are the same record; None if all differ.
-
-    Raises:
-        UsageError: If ``batch_size`` is not an integer of at least 1, or an epoch would have no
-            batch since the last, smaller one is left out.
+    An unset rank is looked up here. ``repeats`` states, for each row, how many earlier rows are the
+    same record; None if all differ. Raises UsageError if an epoch would have no batch since the
+    last, smaller one is left out.
     """
 
     lookahead = 0
@@ -129,8 +122,7 @@ class BatchSchedule:
     def require_same_group(self) -> None:
         """Check that the process group still is the one that the rank was taken from.
 
-        Raises:
-            UsageError: If it was initialized since: all ranks would read the same samples.
+        If it was initialized since, all ranks would read the same samples.
         """
         rank = self.rank.rank
         world_size = self.rank.world_size
@@ -155,11 +147,7 @@ class BatchSchedule:
         return count_samples(self.size, self.batch_size, self.rank)
 
     def require_endless(self, endless: bool) -> bool:
-        """Return ``endless`` after checking that an endless iteration has batches.
-
-        Raises:
-            UsageError: If it has none.
-        """
+        """Return ``endless`` after checking that an endless iteration has batches."""
         if endless and not len(self):
             raise UsageError(
                 f"endless=True needs a batch in each epoch, and {self.size} samples give none"

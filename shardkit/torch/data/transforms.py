@@ -58,8 +58,7 @@ class FieldTransforms(NamedTuple):
     def apply_jointly(self, batch: BatchRows, columns: dict[str, Values]) -> None:
         """Replace the values of fields that have a transform together.
 
-        Raises:
-            TransformFailed: If one does not return a value for each of its fields.
+        Raises TransformFailed if one does not return a value for each of its fields.
         """
         for names, function in self.joint.items():
             what = ", ".join(names)
@@ -78,11 +77,7 @@ class FieldTransforms(NamedTuple):
                 columns[name] = Values([result[position] for result in results])
 
     def require_valid(self, fields: Sequence[str]) -> None:
-        """Refuse transforms of other fields than those that are read, and two of one field.
-
-        Raises:
-            UsageError: If there is one.
-        """
+        """Refuse transforms of other fields than those that are read, and two of one field."""
         if isinstance(self.transform, Mapping):
             names = [name for key in self.transform for name in _names(key)]
             require_known("transform", names, fields)

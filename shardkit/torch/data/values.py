@@ -24,9 +24,6 @@ def read_apart(rows: BatchRows, name: str, field: Field) -> Values:
     """Return values with bytes of their own; in one block if they have one shape and all exist.
 
     Arrays are tensors. Types that PyTorch lacks, such as texts and times, stay NumPy arrays.
-
-    Raises:
-        CorruptRecord: If the bytes of a value changed.
     """
     located = rows.located(name)
     if field.is_uniform and (located.survey is not None or ABSENT not in located.fields):
@@ -52,15 +49,9 @@ def read_apart(rows: BatchRows, name: str, field: Field) -> Values:
 def move_arrays(rows: BatchRows, name: str, values: Values, op: ImageOp, leading: str) -> Values:
     """Return arrays cropped, scaled and flipped like their image; unchanged where a row lacks it.
 
-    Args:
-        rows: The batch.
-        name: The field of the arrays.
-        values: Tensors of shape (channels, height, width), or None.
-        op: The operation that crops the images of the rows.
-        leading: The field of these images.
-
-    Raises:
-        UsageError: If an array has another number of axes, or is larger than its image.
+    ``values`` are tensors of shape (channels, height, width), or None. ``op`` crops the images of
+    the field ``leading``. Raises UsageError if an array has another number of axes, or is larger
+    than its image.
     """
     located = rows.located(leading)
     crops = rows.crops(op, located)
@@ -90,11 +81,7 @@ def move_arrays(rows: BatchRows, name: str, values: Values, op: ImageOp, leading
 def read_column(rows: BatchRows, name: str, op: ImageOp | None, leading: str | None) -> Values:
     """Return the values of a small field, where the operation moves them.
 
-    Args:
-        rows: The batch.
-        name: The field.
-        op: The operation that crops the images of the rows, if any.
-        leading: The field of the images that values follow, if any.
+    ``op`` crops the images of the field ``leading``, which the values follow, if any.
     """
     column = rows.shards.values(name, rows.array)
     kind = column.field.type

@@ -52,16 +52,12 @@ class Fetch:
         op: ImageOp | None = None,
         views: Sequence[ImageOp | None] = (),
     ) -> None:
-        """Create a reader of batches.
+        """Create a reader of batches of a dataset, preferably with ``__getitems__``.
 
-        Args:
-            dataset: Any object with ``__getitem__``, preferably with ``__getitems__``.
-            collate: Makes a batch of samples.
-            with_rows: Whether to append the rows of the samples to a batch; -1 for padding.
-            op: The operation of a batch without views, None for the dataset's own ``decode``. Its
-                samples may have another size in each batch.
-            views: The operation of each view, None for the dataset's own ``decode``. A batch is
-                then a tuple with a batch for each. Without views, it is one batch.
+        With ``with_rows``, a batch ends with the rows of its samples, -1 for padding. ``op``, or
+        that of each of ``views``, replaces the dataset's own ``decode``; None keeps it. Samples of
+        ``op`` may have another size in each batch. With views, a batch is a tuple with a batch for
+        each.
         """
         self.op = op
         self.ops = tuple(views)
@@ -77,12 +73,7 @@ class Fetch:
     def suited(cls, options: LoaderOptions, reason: str) -> tuple[LoaderOptions, str]:
         """Return options that suit this reader, and the reason for their engine.
 
-        Args:
-            options: The options of a loader.
-            reason: The reason for the engine that they set.
-
-        Raises:
-            UsageError: If they contradict it.
+        ``reason`` is the reason for the engine that ``options`` set.
         """
         return options, reason
 
@@ -152,14 +143,8 @@ class Fetch:
     ) -> Batches:
         """Return the batches to yield, of those that arrive in the training process.
 
-        Args:
-            batches: Requests with their batches.
-            bad: Receives rows that were left out, with the reasons.
-            most: How many rows may be left out.
-            schedule: The schedule of the requests.
-
-        Raises:
-            LoaderFailed: If more rows are left out, or all of a batch that other ranks wait for.
+        ``bad`` receives the rows that were left out, with the reasons. Raises LoaderFailed if they
+        are more than ``most``, or all of a batch that other ranks wait for.
         """
         return batches
 

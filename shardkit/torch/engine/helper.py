@@ -42,11 +42,7 @@ class HelperEngine(ProcessEngine):
     """
 
     def __init__(self, fetch: Fetch, settings: Settings) -> None:
-        """Create an engine; the process starts with the first iteration.
-
-        Raises:
-            UsageError: If the dataset cannot be sent to it with the requested start method.
-        """
+        """Create an engine; the process starts with the first iteration."""
         one = replace(settings, num_workers=min(1, settings.num_workers), process_prefetch=_CALLS)
         super().__init__(fetch, one)
         self._settings = settings
@@ -58,8 +54,7 @@ class HelperEngine(ProcessEngine):
     def run(self, requests: Iterator[Request]) -> Batches:
         """Yield each request with its batch.
 
-        Raises:
-            LoaderFailed: If the helper dies, or a batch exceeds the timeout.
+        Raises LoaderFailed if the helper dies or a batch exceeds the timeout.
         """
         return super().run(requests) if self._workers else self._here.run(requests)
 

@@ -202,13 +202,7 @@ class LoaderOptions:
             raise UsageError(f"collate_fn={self.collate_fn!r} is not a function")
 
     def resolved(self, num_workers: int, *, pinned: bool, batch_size: int = 1) -> Settings:
-        """Return these options with the defaults filled in.
-
-        Args:
-            num_workers: Default number of workers.
-            pinned: Whether memory can be pinned.
-            batch_size: Samples in a batch.
-        """
+        """Return these options with the defaults filled in; ``pinned`` allows pinned memory."""
         workers = num_workers if self.num_workers is None else self.num_workers
         prefetch = None
         if self.prefetch_factor is not None:

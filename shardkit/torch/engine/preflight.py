@@ -83,11 +83,8 @@ def batch_bytes(dataset: Any, batch_size: int, views: Sequence[ImageOp | None] =
 def sample_bytes(dataset: ShardDataset, op: ImageOp | None = None) -> int:
     """Return the estimated bytes of a sample, given the mean size of the first images.
 
-    A transform is assumed to return float32 of the same number of pixels.
-
-    Args:
-        dataset: The dataset.
-        op: The operation that a view sets for images, if any.
+    A transform is assumed to return float32 of the same number of pixels. ``op`` is the operation
+    that a view sets for images, if any.
     """
     reader = dataset.reader if op is None else dataset.reader.with_op(op)
     total = 0

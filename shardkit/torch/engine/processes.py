@@ -52,11 +52,7 @@ class ProcessEngine(Engine):
     """Reads requests in worker processes, or with 0 workers in this one."""
 
     def __init__(self, fetch: Fetch, settings: Settings) -> None:
-        """Create an engine; processes start with the first iteration.
-
-        Raises:
-            UsageError: If the dataset cannot be sent to processes with the requested start method.
-        """
+        """Create an engine; processes start with the first iteration."""
         options = settings.options
         self._fetch = fetch
         self._workers = settings.num_workers
@@ -95,8 +91,7 @@ class ProcessEngine(Engine):
     def run(self, requests: Iterator[Request]) -> Batches:
         """Yield each request with its batch.
 
-        Raises:
-            LoaderFailed: If a worker dies, or a batch exceeds the timeout.
+        Raises LoaderFailed if a worker dies or a batch exceeds the timeout.
         """
         if self._loader is None or not self._persistent or self._owner != os.getpid():
             self.close()

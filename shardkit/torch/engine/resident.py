@@ -74,9 +74,8 @@ class ResidentFetch(Fetch):
     ) -> None:
         """Decode the dataset, a `ShardDataset`, or a ``Subset`` or ``ConcatDataset`` of some.
 
-        Raises:
-            UsageError: If the dataset does not fit, its batches cannot be made of tensors, or an
-                operation is set for all samples.
+        Raises UsageError if the dataset does not fit, its batches cannot be made of tensors, or an
+        operation is set for all samples.
         """
         if op is not None:
             raise UsageError(
@@ -168,8 +167,7 @@ class CudaFetch(ResidentFetch):
 def resident_bytes(dataset: Any) -> int:
     """Return the bytes that a resident dataset would take, without allocating them.
 
-    Raises:
-        UsageError: If it cannot be resident, whatever the memory.
+    Raises UsageError if it cannot be resident, whatever the memory.
     """
     if not len(dataset):
         return 0

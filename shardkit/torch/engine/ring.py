@@ -34,12 +34,7 @@ class Ring:
     """The workers' slots, as seen by the main process. Workers receive only `flags`."""
 
     def __init__(self, workers: int, slots: int) -> None:
-        """Create the shared flags, before any worker starts.
-
-        Args:
-            workers: Number of worker processes.
-            slots: Maximum slots of each worker.
-        """
+        """Create the shared flags, of ``slots`` slots of each worker, before any worker starts."""
         self.number = next(_NUMBERS)
         self._owner = os.getpid()
         self.flags = torch.zeros((workers, slots), dtype=torch.uint8)
@@ -79,10 +74,7 @@ class Slots:
     def __init__(self, ring: int, worker: int, flags: torch.Tensor) -> None:
         """Start without slots; each is created on first use.
 
-        Args:
-            ring: The number of the main process's `Ring`.
-            worker: This worker's number.
-            flags: The ring's flags.
+        ``ring`` is the number of the main process's `Ring`, ``flags`` are its flags.
         """
         self._ring = ring
         self._worker = worker
@@ -93,11 +85,7 @@ class Slots:
         """Slots in the message that is being packed."""
 
     def new(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return an uninitialized uint8 tensor of ``shape``, in shared memory.
-
-        Raises:
-            RuntimeError: If shared memory is full.
-        """
+        """Return an uninitialized uint8 tensor in shared memory; RuntimeError if that is full."""
         with self._choosing:
             return self._new(shape)
 
@@ -125,11 +113,8 @@ class Slots:
     def pack(self, batches: Any) -> Call:
         """Return batches in the form to send, pickled: what cannot be sent is an error here.
 
-        PyTorch's queue pickles in a thread, where an error would be lost with its batch.
-
-        Raises:
-            LoaderFailed: If they hold what cannot be pickled.
-            RuntimeError: If shared memory is full.
+        PyTorch's queue pickles in a thread, where an error would be lost with its batch. Raises
+        LoaderFailed if they hold what cannot be pickled, RuntimeError if shared memory is full.
         """
         self._message.clear()
         try:

@@ -54,12 +54,9 @@ class ThreadEngine(Engine):
     ) -> None:
         """Create an engine; threads start and stop with an iteration.
 
-        Args:
-            fetch: Reads the batches.
-            settings: Numbers of threads and batches.
-            allocate: Memory of batches, for several threads at a time; None for memory of this
-                process, as ``settings`` ask for.
-            marks: `ReadContext.mark` of each thread; empty for none.
+        ``allocate`` provides the memory of batches, for several threads at a time; None takes
+        memory of this process, as ``settings`` ask for. ``marks`` are `ReadContext.mark` of each
+        thread; empty for none.
         """
         options = settings.options
         self._fetch = fetch
@@ -78,11 +75,7 @@ class ThreadEngine(Engine):
         self._pool = BlockPool((self._prefetch + 2) * fetch.blocks)
 
     def run(self, requests: Iterator[Request]) -> Batches:
-        """Yield each request with its batch.
-
-        Raises:
-            LoaderFailed: If a batch exceeds the timeout.
-        """
+        """Yield each request with its batch; LoaderFailed if a batch exceeds the timeout."""
         if self._threads == 0:
             for request in requests:
                 yield request, self._ready(self._fetch(request, allocate=self._allocate()))

@@ -42,16 +42,12 @@ _PRELOAD = ("torch", "shardkit.torch.loader", "shardkit.torch.engine.processes")
 
 
 def end(processes: list[Any], owner: int, iterator: Any) -> None:
-    """Stop worker processes, if this process owns them and is not a fork of their owner.
+    """Stop worker processes, if this process is ``owner`` and not a fork of it.
 
-    SIGTERM comes first: it ends a worker silently after its current call.
-
-    Args:
-        processes: The workers.
-        owner: Process ID of their owner.
-        iterator: PyTorch's iterator. Referenced from here, its queues are no garbage yet if all of
-            a loader is: else their pipes would be closed first, and again by the threads with which
-            PyTorch tells the workers to stop, which could close another file.
+    SIGTERM comes first: it ends a worker silently after its current call. Referenced from here, the
+    queues of PyTorch's ``iterator`` are no garbage yet if all of a loader is: else their pipes
+    would be closed first, and again by the threads with which PyTorch tells the workers to stop,
+    which could close another file.
     """
     if os.getpid() != owner:
         return
@@ -195,11 +191,7 @@ def start_problem(requested: str, fetch: Fetch) -> str | None:
 
 
 def require_start(method: str, fetch: Fetch) -> None:
-    """Check that workers can be started by ``method``.
-
-    Raises:
-        UsageError: If the system does not support it, or the dataset cannot be sent to workers.
-    """
+    """Check that workers can be started by ``method``."""
     methods = multiprocessing.get_all_start_methods()
     if method not in methods:
         raise UsageError(f"start_method={method!r} is unknown here; known: {', '.join(methods)}")
