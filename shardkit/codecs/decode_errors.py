@@ -27,16 +27,10 @@ ambiguous: it also means numbers out of range."""
 
 @contextmanager
 def as_bad_image(what: str, pixels: int = 0) -> Iterator[None]:
-    """Turn a library's exceptions into `BadImage`, unless memory is short.
+    """Turn a library's exceptions into `BadImage`, unless memory is short: then MemoryError.
 
-    Args:
-        what: Start of the error message.
-        pixels: Number of pixels of the image, or 0 if unknown.
-
-    Raises:
-        BadImage: If the image is bad.
-        MemoryError: If memory is short.
-        Exception: From a signal handler, unchanged.
+    ``what`` starts the message; ``pixels`` is 0 if unknown. An exception from a signal handler
+    passes unchanged.
     """
     handled = sys.exception()
     try:

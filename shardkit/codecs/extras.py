@@ -23,10 +23,8 @@ def open_extra(data: bytes, opener: str) -> Image.Image:
     """Return the primary image of a file, decoded and upright: both types state an orientation.
 
     ``opener`` names a class of images of Pillow. Values of more than 8 bits lose the lower ones;
-    ``info["bits"]`` has their number.
-
-    Raises:
-        BadImage: If it cannot be decoded, or states more than `MAX_PIXELS`.
+    ``info["bits"]`` has their number. Raises BadImage if it cannot be decoded, or states more than
+    `MAX_PIXELS`.
     """
     kind, mode, size, frames, bits = call(_stated, data, 0, opener)
     check_size(*size)

@@ -43,9 +43,6 @@ def identify(file: BinaryIO) -> str | None:
     """Return the name of an image file's format, or None if it is not in `FORMATS` or an extra's.
 
     Reads only headers, from the start of the file, and leaves the file position undefined.
-
-    Raises:
-        OSError: If the file cannot be read.
     """
     file.seek(0)
     if extra_of(file.read(HEAD)):
@@ -73,8 +70,7 @@ def identify(file: BinaryIO) -> str | None:
 def open_foreign(file: BinaryIO) -> Image.Image:
     """Open an image of one of `FORMATS`, or of an extra.
 
-    Raises:
-        BadImage: If decoding could take too much time or memory.
+    Raises BadImage if decoding could take too much time or memory.
     """
     extra = extra_of(file.read(HEAD))
     file.seek(0)

@@ -126,15 +126,10 @@ def centered(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
 def crop_or_pad(
     pixels: Mask, place: tuple[int, int, int, int], fill: int | tuple[int, ...] = 0
 ) -> Mask:
-    """Return a rectangle of an image; pixels outside the image are ``fill``.
+    """Return a rectangle of an image of shape (height, width, channels); outside it is ``fill``.
 
-    Args:
-        pixels: Shape (height, width, channels).
-        place: Left, top, width and height.
-        fill: Value of all channels, or of each.
-
-    Returns:
-        Shape (height, width, channels); a view if the rectangle is inside the image.
+    ``place`` is left, top, width and height. The result is a view if the rectangle is inside the
+    image.
     """
     left, top, width, height = place
     bottom = max(0, top + height)
@@ -150,17 +145,10 @@ def crop_or_pad(
 
 
 def move_boxes(boxes: Boxes, frame: Frame) -> tuple[Boxes, npt.NDArray[np.bool_]]:
-    """Return boxes as they are seen in a frame, clipped to it.
+    """Return boxes as they are seen in a frame, clipped to it, and whether each box remains.
 
     A box is dropped if less than `VISIBLE` of its area is inside the frame, or if it does not touch
-    the frame.
-
-    Args:
-        boxes: Boxes in pixels of the image.
-        frame: The crop of the image.
-
-    Returns:
-        The remaining boxes in pixels of the frame, and whether each box remains, shape (N,).
+    the frame. Boxes are in pixels of the image, the remaining ones in pixels of the frame.
     """
     moved = _move(boxes, frame)
     if frame.flip:
@@ -176,12 +164,8 @@ def move_points(points: Keypoints, frame: Frame, names: Sequence[str] | None = N
 
     A point outside the frame, or of visibility 0, becomes (0, 0, 0): COCO's mark for a point
     without a label. So none is dropped. If the frame is flipped, names determine which points
-    change places: see `swap_sides`.
-
-    Args:
-        points: Points in pixels of the image: shape (..., 3), or (..., names, 3).
-        frame: The crop of the image.
-        names: Names of the points of each object.
+    change places: see `swap_sides`. Points are in pixels of the image: shape (..., 3), or
+    (..., names, 3).
     """
     places = _move(points[..., :2].reshape(-1, 2), frame).reshape(*points.shape[:-1], 2)
     seen = (points[..., 2:] > 0) & ((places >= 0) & (places <= frame.size)).all(-1, keepdims=True)
@@ -192,9 +176,7 @@ def move_points(points: Keypoints, frame: Frame, names: Sequence[str] | None = N
 def swap_sides(points: Keypoints, names: Sequence[str]) -> Keypoints:
     """Exchange points whose names differ in left and right: a mirrored left hand is a right one.
 
-    Args:
-        points: Points of shape (..., names, 3).
-        names: Names of the points, such as ``left_hand``.
+    ``points`` have the shape (..., names, 3); a name is like ``left_hand``.
     """
     return points[..., _mirrored(tuple(names)), :]
 
@@ -218,11 +200,8 @@ def move_mask(mask: Mask, frame: Frame) -> Mask:
     """Return a mask as it is seen in a frame, by nearest neighbor; zero outside the image.
 
     Each pixel takes the value at its center, as with Pillow's ``NEAREST``, whose rounding errors it
-    does not have where a center is on the edge of two pixels.
-
-    Args:
-        mask: The mask, of the size of the frame's image.
-        frame: The crop of the image.
+    does not have where a center is on the edge of two pixels. The mask has the size of the frame's
+    image.
     """
     left, top, crop_width, crop_height = frame.crop
     columns = _nearest(left, crop_width, frame.size[0], frame.scaled[0], mask.shape[1])
@@ -258,19 +237,11 @@ def move_array(array: Array, frame: Frame, filter_: str = "bilinear") -> Array:
     """Return an array as it is seen in a frame; zero where a value's center is outside the image.
 
     The array covers the image: a latent of 64 x 64 has one value for 8 x 8 pixels of an image of
-    512 x 512. A crop on this grid that keeps its scale copies the values. Any other crop is
-    scaled by Pillow's filter in float32; integers are rounded and clipped to their dtype.
-
-    Args:
-        array: Booleans, integers or real numbers of shape (channels, height, width).
-        frame: The crop of the image.
-        filter_: ``bicubic`` or ``bilinear``.
-
-    Returns:
-        The array's dtype. Height and width are those of `moved_shape`.
-
-    Raises:
-        ValueError: If the array has another number of axes or type, or is larger than its image.
+    512 x 512. A crop on this grid that keeps its scale copies the values. Any other crop is scaled
+    by Pillow's filter in float32; integers are rounded and clipped to their dtype. The shape is
+    (channels, height, width), with the height and width of `moved_shape`. ``filter_`` is
+    ``bicubic`` or ``bilinear``. Raises ValueError if the array has another number of axes or type,
+    or is larger than its image.
     """
     if array.ndim != 3 or array.dtype.kind not in "biuf":
         raise ValueError(

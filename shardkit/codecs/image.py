@@ -226,8 +226,7 @@ def sniff(head: bytes) -> str | None:
 def image_field_of(file: BinaryIO) -> str:
     """Return the image field for the content of a file, from its first bytes.
 
-    Raises:
-        BadImage: If it is not an image, or one of a type that is not read (`UnreadImage`).
+    Raises BadImage if it is not an image, or one of a type that is not read (`UnreadImage`).
     """
     head = file.read(SNIFF_BYTES)
     kind = sniff(head) or (FOREIGN_FIELD if head and identify(file) else None)
@@ -241,8 +240,7 @@ def image_field_of(file: BinaryIO) -> str:
 def inspect(data: bytes, field: str) -> ImageInfo:
     """Read the header of an encoded image, ignoring damaged metadata.
 
-    Raises:
-        BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
+    Raises BadImage if the header is damaged, or states more than `MAX_PIXELS`.
     """
     if field == "jpg" and (size := compiled.inspect_jpeg(data)):
         return ImageInfo(*size)  # it has no EXIF and no further frames
@@ -275,11 +273,7 @@ def inspect(data: bytes, field: str) -> ImageInfo:
 
 
 def stated_size(data: bytes | memoryview, field: str) -> tuple[int, int]:
-    """Return the width and height that an encoded image's header states.
-
-    Raises:
-        BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
-    """
+    """Return the width and height that an encoded image's header states; errors as `inspect`."""
     if field == "jpg" and libjpeg.is_available():
         with contextlib.suppress(JpegError):  # Pillow supports more kinds
             return libjpeg.read_header(data)[:2]
@@ -315,22 +309,12 @@ def decode(
     """Decode an encoded image to RGB without applying its EXIF orientation.
 
     Gray, palette and CMYK images become RGB, 16-bit images keep their upper eight bits, and
-    transparent images are composited over a background. Of an animation, decodes the first frame.
-    A JPEG with libjpeg warnings, even of data loss, gives the same pixels as in Pillow.
+    transparent images are composited over a background. Of an animation, decodes the first frame. A
+    JPEG with libjpeg warnings, even of data loss, gives the same pixels as in Pillow: ``warnings``
+    receives the first one, for `shardkit.codecs.jpeg_faults.jpeg_loss`.
 
-    Args:
-        data: The encoded image.
-        field: Kind of the image: a name in `shardkit.record.IMAGE_FIELDS` except ``raw``.
-        how: Options.
-        warnings: Receives libjpeg's first warning about a JPEG, if any, for
-            `shardkit.codecs.jpeg_faults.jpeg_loss`.
-        out: Array for the pixels: C-contiguous, of exactly the image's shape.
-
-    Returns:
-        uint8 of shape (height, width, 3); ``out`` if given.
-
-    Raises:
-        BadImage: If the image cannot be decoded completely.
+    ``field`` is not ``raw``. ``out`` is C-contiguous and has exactly the image's shape. The result
+    is uint8 of shape (height, width, 3). Raises BadImage if the image cannot be decoded completely.
     """
     if warnings is None:
         warnings = []
@@ -360,16 +344,9 @@ def decode(
 def decode_mask(data: bytes | memoryview, field: str) -> Mask:
     """Return the values of a mask as stored: classes, positions in a palette, or 16-bit numbers.
 
-    Args:
-        data: The encoded image.
-        field: Kind of the image: a name in `shardkit.record.IMAGE_FIELDS` except ``raw``.
-
-    Returns:
-        uint8, or uint16 for 16-bit images, of shape (height, width), or (height, width, channels)
-        for images with several channels.
-
-    Raises:
-        BadImage: If the image cannot be decoded completely.
+    The result is uint8, or uint16 for 16-bit images, of shape (height, width), or
+    (height, width, channels) for images with several channels. Raises BadImage if the image cannot
+    be decoded completely.
     """
     if field == "png" and (mask := compiled.decode_png(data, None)) is not None:
         return mask
@@ -387,8 +364,7 @@ def decode_mask(data: bytes | memoryview, field: str) -> Mask:
 def encode_mask(mask: Mask) -> bytes:
     """Encode the values of `decode_mask` as a PNG without loss.
 
-    Raises:
-        ValueError: If they are not uint8 or uint16, or no PNG has that many channels.
+    Raises ValueError if they are not uint8 or uint16, or no PNG has that many channels.
     """
     fits = mask.dtype == np.uint8 or (mask.dtype == np.uint16 and mask.ndim == 2)
     if not fits or mask.ndim not in (2, 3):
@@ -401,8 +377,7 @@ def encode_mask(mask: Mask) -> bytes:
 def to_rgb(image: Image.Image, background: Color = WHITE) -> Image.Image:
     """Return ``image`` in mode RGB, with transparent pixels composited over ``background``.
 
-    Raises:
-        BadImage: If it cannot be loaded, or its pixels have no defined range (float, 32-bit).
+    Raises BadImage if it cannot be loaded, or its pixels have no defined range (float, 32-bit).
     """
     with as_bad_image("it cannot be decoded", image.width * image.height):
         image.load()
@@ -425,14 +400,8 @@ def to_rgb(image: Image.Image, background: Color = WHITE) -> Image.Image:
 def resize(pixels: Pixels, box: Box, size: tuple[int, int], filter_: str) -> Pixels:
     """Return a box of an RGB image, scaled as Pillow does, with the compiled module if possible.
 
-    Args:
-        pixels: Shape (height, width, 3).
-        box: The part to scale, inside the image.
-        size: Height and width of the result.
-        filter_: One of `FILTERS`.
-
-    Returns:
-        Shape (height, width, 3); ``pixels`` itself if nothing changes.
+    ``box`` is inside the image; ``size`` is height and width. The result is ``pixels`` itself if
+    nothing changes.
     """
     height, width = pixels.shape[:2]
     if size == (height, width) and box == (0.0, 0.0, float(width), float(height)):
@@ -446,14 +415,10 @@ def resize(pixels: Pixels, box: Box, size: tuple[int, int], filter_: str) -> Pix
 def encode(pixels: TypedPixels, field: str, quality: int | None = None) -> bytes:
     """Encode an image without metadata.
 
-    Args:
-        pixels: Shape (height, width, channels), of an `ImageType` that the encoding holds.
-        field: ``png``, ``npy``, ``raw`` (plain pixels), ``jpg`` (4:2:0, baseline), ``webp`` or that
-            of a `Coding`.
-        quality: 1 to 100; for jpg and webp. None stores webp without loss.
-
-    Raises:
-        BadImage: If the encoding does not support an image of this size.
+    ``pixels`` are of an `ImageType` that the encoding holds. ``field`` is ``png``, ``npy``, ``raw``
+    (plain pixels), ``jpg`` (4:2:0, baseline), ``webp`` or that of a `Coding`. ``quality`` is 1 to
+    100, for jpg and webp; None stores webp without loss. Raises BadImage if the encoding does not
+    support an image of this size.
     """
     height, width = pixels.shape[:2]
     if field in (ARRAY_IMAGE, "raw"):
@@ -554,11 +519,7 @@ def _decode_coding(
 def loaded(
     data: bytes | memoryview, field: str, at_least: tuple[int, int] = (0, 0)
 ) -> Iterator[Image.Image]:
-    """Open an image with Pillow and decode it completely.
-
-    Raises:
-        BadImage: If that is not possible.
-    """
+    """Open an image with Pillow and decode it completely; BadImage if that fails."""
     if field == "png":
         with as_bad_image("it cannot be decoded"):
             check_png(data)
@@ -603,8 +564,7 @@ def _decode_jpeg(
 def opened(data: bytes | memoryview, field: str) -> Iterator[Image.Image]:
     """Open an encoded image with Pillow, after the checks that Pillow lacks; decode nothing.
 
-    Raises:
-        BadImage: If the header is damaged, or states more than `MAX_PIXELS`.
+    Errors are those of `inspect`.
     """
     size = (webp_size(data) if field == "webp" else None) or (0, 0)  # opening allocates a canvas
     with (

@@ -35,11 +35,7 @@ TypedPixels = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class ImageType:
-    """Channels and dtype of an image's pixels.
-
-    Raises:
-        ValueError: If there are no such images.
-    """
+    """Channels and dtype of an image's pixels; ValueError if there are no such images."""
 
     channels: int
     dtype: str

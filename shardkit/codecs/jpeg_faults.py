@@ -47,11 +47,8 @@ def jpeg_loss(data: bytes, warning: str) -> str:
 
     A harmless warning hides later ones. So this removes its cause, which keeps all pixel data, and
     decodes again. Extra bytes after a scan are harmless only if the scan is complete: a Huffman
-    decoder that meets damaged data often ends early, which also leaves bytes.
-
-    Args:
-        data: The encoded image.
-        warning: libjpeg's first warning about it.
+    decoder that meets damaged data often ends early, which also leaves bytes. ``warning`` is
+    libjpeg's first one about the image.
     """
     if not _HARMLESS.match(warning):
         return warning

@@ -36,8 +36,7 @@ def is_available() -> bool:
 def read_header(data: bytes | memoryview) -> tuple[int, int, bool]:
     """Return width and height of a JPEG, and whether its colors are CMYK.
 
-    Raises:
-        JpegError: If libjpeg reports damage, or cannot decode it.
+    Raises JpegError if libjpeg reports damage, or cannot decode it.
     """
     if simplejpeg is not None:
         try:
@@ -60,19 +59,11 @@ def decode_jpeg(
     at_least: tuple[int, int] = (0, 0),
     out: Pixels | None = None,
 ) -> Pixels:
-    """Decode a JPEG.
+    """Decode a JPEG to uint8 of shape (height, width, channels).
 
-    Args:
-        data: The encoded image.
-        colors: ``RGB``, ``GRAY`` or ``CMYK``.
-        at_least: Minimum width and height, as in `sufficient_eighths`.
-        out: Array for the pixels: C-contiguous, of exactly the image's shape.
-
-    Returns:
-        uint8 of shape (height, width, channels); ``out`` if given.
-
-    Raises:
-        JpegError: If libjpeg reports damage, or cannot decode it.
+    ``colors`` is ``RGB``, ``GRAY`` or ``CMYK``. ``at_least`` is the minimum width and height, as in
+    `sufficient_eighths`. ``out`` is C-contiguous and has exactly the image's shape. Raises
+    JpegError if libjpeg reports damage, or cannot decode it.
     """
     if simplejpeg is None:
         return _decode_compiled(data, colors, at_least, out)

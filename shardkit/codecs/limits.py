@@ -76,15 +76,8 @@ def check_size(
 ) -> None:
     """Refuse an image that states a size over a limit, or one that its data cannot unpack to.
 
-    Args:
-        width: Its width, and ``height`` its height.
-        height: See ``width``.
-        pixel_bytes: Bytes of a decoded pixel.
-        packed: Bytes of the file.
-        least_packed: Fewest packed bytes of a pixel; 0 if its compression has no limit.
-
-    Raises:
-        BadImage: If it is over a limit.
+    ``pixel_bytes`` are those of a decoded pixel, ``packed`` those of the file. ``least_packed`` is
+    the fewest packed bytes of a pixel; 0 if its compression has no limit. Raises BadImage if so.
     """
     pixels = width * height
     size = f"it states {width} x {height} pixels"
@@ -104,10 +97,8 @@ def in_turn_if_large(
 ) -> contextlib.AbstractContextManager[None]:
     """Return a context in which no other thread or process decodes an image as large as this one.
 
-    It can be nested, so that a caller can use the pixels there, too.
-
-    Raises:
-        MemoryError: On entry, if it is over `MAX_PIXELS` and needs more memory than is free.
+    It can be nested, so that a caller can use the pixels there, too. Entry raises MemoryError if
+    the image is over `MAX_PIXELS` and needs more memory than is free.
     """
     pixels = width * height
     if MAX_PIXELS < pixels <= _most_pixels.get():

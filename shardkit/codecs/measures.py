@@ -112,12 +112,10 @@ _USUAL_SIDE = 512
 
 
 def measure(pixels: Pixels, size: tuple[int, int] | None = None) -> Any:
-    """Return the `MEASURES` of an image, which may be reduced.
+    """Return the `MEASURES` of an image of shape (height, width, 3), which may be reduced.
 
-    Args:
-        pixels: uint8 of shape (height, width, 3).
-        size: Width and height of the image, if these are the pixels of a JPEG that was decoded at
-            some eighths of its size. The last column and row may stand for less than a pixel.
+    ``size`` is the width and height of the image, if these are the pixels of a JPEG that was
+    decoded at some eighths of its size. The last column and row may stand for less than a pixel.
     """
     measures = np.zeros(1, MEASURES)
     pixels = np.ascontiguousarray(pixels)
@@ -143,12 +141,9 @@ def measure(pixels: Pixels, size: tuple[int, int] | None = None) -> Any:
 
 
 def measure_png(image: PlainPng, rows: bytes, measures: npt.NDArray[Any]) -> None:
-    """Measure an ordinary PNG, if the compiled module can.
+    """Measure an ordinary PNG with its unpacked rows, if the compiled module can.
 
-    Args:
-        image: The image.
-        rows: Its unpacked rows.
-        measures: `MEASURES` of one image. ``done`` is 0 if it was not measured.
+    ``done`` of ``measures`` is 0 if it was not measured.
     """
     compiled.measure_png(rows, (image.width, image.height, image.channels), WAVES, measures)
 
@@ -157,12 +152,8 @@ def may_be_blurred(length: int, size: tuple[int, int], quantizers: int) -> bool:
     """Return whether a JPEG has so few bits that it may be blurred at full size.
 
     So few have 99% of the photographs of 500 x 375 pixels blurred with a sigma of 3, and 6% of the
-    sharp ones (33% at quality 50).
-
-    Args:
-        length: Bytes of the image.
-        size: Its width and height.
-        quantizers: Sum of its 64 luma quantizers.
+    sharp ones (33% at quality 50). ``length`` is in bytes; ``quantizers`` is the sum of its 64 luma
+    quantizers.
     """
     bits = 8 * length / (float(size[0]) * size[1]) / _FEW_BITS
     mean = quantizers / 64

@@ -88,8 +88,7 @@ def sniff_planes(data: bytes) -> bool:
 def stated_size(record: bytes | memoryview) -> tuple[int, int]:
     """Return width and height of a record.
 
-    Raises:
-        BadImage: If its header is not one of these records, or its length differs from it.
+    Raises BadImage if its header is not one of these records, or its length differs from it.
     """
     layout = _layout(record)
     return layout.width, layout.height
@@ -102,16 +101,8 @@ def decode(
 ) -> npt.NDArray[np.uint8]:
     """Return a region of a record as RGB, equal to libjpeg's decode of the JPEG in every byte.
 
-    Args:
-        record: The record.
-        region: The region, inside the image; None for all of it.
-        out: Array for the pixels, of exactly their shape; None allocates it.
-
-    Returns:
-        uint8 of shape (height, width, 3); ``out`` if given.
-
-    Raises:
-        BadImage: If the record is damaged.
+    The region is inside the image. The result is uint8 of shape (height, width, 3), exactly that of
+    ``out``. Raises BadImage if the record is damaged.
     """
     layout = _layout(record)
     if region is None:
@@ -124,11 +115,7 @@ def decode(
 
 
 def require_jpeg_planes() -> None:
-    """Refuse to store planes without the compiled module, which alone reads those of a JPEG.
-
-    Raises:
-        UsageError: If it is missing.
-    """
+    """Refuse to store planes without the compiled module, which alone reads those of a JPEG."""
     if not compiled.is_available():
         raise UsageError(
             f"{setting('encode', 'planes')} requires the compiled module, which is missing",
@@ -139,12 +126,9 @@ def require_jpeg_planes() -> None:
 def from_jpeg(data: bytes) -> bytes | None:
     """Return the record with exactly the planes of a JPEG's decoder.
 
-    Returns:
-        None if libjpeg warns of the JPEG, it has no such planes (it is not 8-bit gray or YCbCr with
-        the sampling 4:2:0, 4:2:2 or 4:4:4), or its scans need too much memory.
-
-    Raises:
-        UsageError: As `require_jpeg_planes`.
+    None if libjpeg warns of the JPEG, it has no such planes (it is not 8-bit gray or YCbCr with the
+    sampling 4:2:0, 4:2:2 or 4:4:4), or its scans need too much memory. Raises UsageError as
+    `require_jpeg_planes`.
     """
     require_jpeg_planes()
     if jpeg_coefficient_bytes(data) > _MOST_COEFFICIENTS:
@@ -157,11 +141,9 @@ def from_jpeg(data: bytes) -> bytes | None:
 
 
 def from_rgb(pixels: npt.NDArray[np.uint8], chroma: str) -> bytes:
-    """Return RGB as a record, converted and subsampled with libjpeg's arithmetic.
+    """Return RGB of shape (height, width, 3) as a record, subsampled with libjpeg's arithmetic.
 
-    Args:
-        pixels: uint8 of shape (height, width, 3). Gray pixels have no chroma.
-        chroma: ``420`` or ``444``.
+    Gray pixels have no chroma; others have ``420`` or ``444``.
     """
     height, width, _ = pixels.shape
     red, green, blue = np.moveaxis(pixels.astype(np.int32), 2, 0)
@@ -181,11 +163,7 @@ def from_rgb(pixels: npt.NDArray[np.uint8], chroma: str) -> bytes:
 
 
 def require_bands(record: bytes | memoryview) -> None:
-    """Compare the checksum of each band with its rows.
-
-    Raises:
-        BadImage: If one differs, or the record is damaged.
-    """
+    """Compare the checksum of each band with its rows; BadImage if one differs."""
     layout = _layout(record)
     for band, checksum in enumerate(_checksums(memoryview(record)[layout.start :], layout)):
         if checksum != layout.checksums[band]:

@@ -50,11 +50,7 @@ class PngHeader(NamedTuple):
 
 
 def png_header(data: bytes | memoryview) -> PngHeader:
-    """Return what the first chunks of a PNG state.
-
-    Raises:
-        BadImage: If the header is damaged.
-    """
+    """Return what the first chunks of a PNG state; BadImage if they are damaged."""
     if len(data) < 33 or bytes(data[12:16]) != b"IHDR":
         raise BadImage("it is damaged: its header is incomplete")
     width, height, depth, color, _, _, interlace = _HEAD.unpack_from(data, 16)
@@ -74,16 +70,9 @@ def png_header(data: bytes | memoryview) -> PngHeader:
 def decode_png16(data: bytes | memoryview, header: PngHeader) -> npt.NDArray[np.uint16]:
     """Return the pixels of a PNG of 16 bits per sample, unchanged.
 
-    Args:
-        data: The PNG.
-        header: Its header, of a size that may be allocated.
-
-    Returns:
-        uint16 of shape (height, width, channels): 1 for gray, 3 for RGB, and one for alpha, which
-        is 0 where the color is the transparent one and else 65535.
-
-    Raises:
-        BadImage: If it is damaged.
+    ``header`` is of a size that may be allocated. The result is uint16 of shape
+    (height, width, channels): 1 for gray, 3 for RGB, and one for alpha, which is 0 where the color
+    is the transparent one and else 65535. Raises BadImage if it is damaged.
     """
     if not header.key and (pixels := compiled.decode_png16(data)) is not None:
         return pixels

@@ -47,15 +47,7 @@ class Properties(NamedTuple):
 
 
 def properties(data: bytes | memoryview, field: str) -> Properties:
-    """Read the properties of an encoded image.
-
-    Args:
-        data: The encoded image.
-        field: Kind of the image: a name in `shardkit.record.IMAGE_FIELDS`.
-
-    Raises:
-        BadImage: If the header is damaged.
-    """
+    """Read the properties of an encoded image; BadImage if the header is damaged."""
     if field in ("raw", PLANES, ARRAY_IMAGE):
         return Properties(b"RGB", 1, 1, icc=False, quantizers=0)
     info = inspect(bytes(data), field)

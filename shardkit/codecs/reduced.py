@@ -14,11 +14,8 @@ def sufficient_eighths(size: tuple[int, int], at_least: tuple[int, int]) -> int:
     """Return the scale, in eighths, at which to decode a JPEG: 1 to 4, or 8.
 
     This is simplejpeg's rule, so a region has the same pixels whether or not it is decoded alone.
-    Scales from five to seven eighths save nothing.
-
-    Args:
-        size: Width and height of the image.
-        at_least: Minimum width and height; (0, 0) means all pixels.
+    Scales from five to seven eighths save nothing. ``size`` and ``at_least`` are width and height;
+    (0, 0) means all pixels.
     """
     if not any(at_least) or 2 * at_least[0] > size[0] + 1:
         return 8  # the most common case
@@ -45,9 +42,7 @@ def same_scale(size: tuple[int, int], at_least: tuple[int, int]) -> tuple[int, i
 def reduction(decoded: tuple[int, ...], full: tuple[int, ...]) -> float | None:
     """Return the scale at which a JPEG was decoded, or None if the shapes do not fit.
 
-    Args:
-        decoded: Decoded height and width.
-        full: Full height and width.
+    Both are height and width.
     """
     if decoded[:2] == full[:2]:
         return 1.0

@@ -86,10 +86,8 @@ class JpegHeader(NamedTuple):
 def jpeg_header(data: bytes) -> JpegHeader:
     """Return a JPEG's header.
 
-    Searching the pixel data for EXIF as well would take longer than copying it.
-
-    Raises:
-        BadImage: If it is truncated, or the image has more than `MAX_SCANS` scans.
+    Searching the pixel data for EXIF as well would take longer than copying it. Raises BadImage if
+    it is truncated, or the image has more than `MAX_SCANS` scans.
     """
     at = 2
     exif = 0
@@ -119,11 +117,7 @@ def jpeg_header(data: bytes) -> JpegHeader:
 
 
 def check_scans(data: bytes | memoryview) -> None:
-    """Refuse a JPEG with more than `MAX_SCANS` scans.
-
-    Raises:
-        BadImage: If it has more.
-    """
+    """Raise BadImage for a JPEG with more than `MAX_SCANS` scans."""
     several = _several_scans(data)
     if several is not None:
         scans = bytes(data[several.first_scan :]).count(b"\xff\xda")
@@ -219,8 +213,7 @@ def png_says_more(data: bytes) -> bool:
 def check_png(data: bytes | memoryview) -> None:
     """Compare the checksums of all chunks of a PNG; decoders skip those of the pixels.
 
-    Raises:
-        BadImage: If a checksum is wrong, or the last chunk is missing.
+    Raises BadImage if a checksum is wrong, or the last chunk is missing.
     """
     end = b""
     for at, kind, content in png_chunks(memoryview(data)):
@@ -349,8 +342,7 @@ _WEBP_FRAME = 16
 def check_ppm(data: bytes | memoryview) -> None:
     """Check the header of a Netpbm file, in which Pillow reads comments byte by byte.
 
-    Raises:
-        BadImage: If the header is damaged or too long.
+    Raises BadImage if it is damaged or too long.
     """
     if _PPM_HEADER.match(data, 0, _PPM_HEADER_BYTES) is None:
         raise BadImage(f"its header is damaged, or longer than {_PPM_HEADER_BYTES} bytes")

@@ -39,14 +39,9 @@ _CONVERTED = (3, 5)
 def decode_tiff(data: bytes | memoryview) -> npt.NDArray[Any] | None:
     """Return the pixels of a TIFF file. Several pages of one size and type become channels.
 
-    Reduced versions of a page and masks, as in pyramids, are not read.
-
-    Returns:
-        The file's dtype, shape (height, width, channels). None for one page of a palette, CMYK or
-        1 bit: Pillow makes other channels of these.
-
-    Raises:
-        BadImage: If it cannot be decoded, or its pages differ.
+    Reduced versions of a page and masks, as in pyramids, are not read. The result has the file's
+    dtype and shape (height, width, channels). None for one page of a palette, CMYK or 1 bit: Pillow
+    makes other channels of these. Raises BadImage if it cannot be decoded, or its pages differ.
     """
     pages = [page for page in tiff_pages(data) if not page.is_secondary]
     if not pages:

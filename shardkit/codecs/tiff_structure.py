@@ -87,11 +87,9 @@ class TiffPage(NamedTuple):
 def tiff_pages(data: bytes | memoryview) -> list[TiffPage]:
     """Return the pages of a TIFF or BigTIFF file, whose strips and tiles are all in the file.
 
-    Pages inside of pages (SubIFDs, such as previews) are not followed.
-
-    Raises:
-        BadImage: If it is truncated, its pages form a cycle, anything is outside the file, or it
-            states more than `MAX_PAGES` pages, or a page over the limits of `check_size`.
+    Pages inside of pages (SubIFDs, such as previews) are not followed. Raises BadImage if it is
+    truncated, its pages form a cycle, anything is outside the file, or it states more than
+    `MAX_PAGES` pages, or a page over the limits of `check_size`.
     """
     data = memoryview(data).cast("B")
     layout = _layout(data)
@@ -211,10 +209,8 @@ def _check_page(data: memoryview, tags: Tags) -> TiffPage:
 def check_tiff_size(pages: list[TiffPage], packed: int) -> None:
     """Refuse pages of one size that are together over the limits of `check_size`.
 
-    Pages and strips may share bytes, so the file's ``packed`` bytes count for all of them.
-
-    Raises:
-        BadImage: If they are.
+    Pages and strips may share bytes, so the file's ``packed`` bytes count for all of them. Raises
+    BadImage if they are over them.
     """
     check_size(
         *pages[0][:2],

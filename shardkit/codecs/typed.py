@@ -60,13 +60,8 @@ _WIDE_COLOR = re.compile(rb"P[36]\s+(?:#[^\n]*\n\s*)*[0-9]+\s+(?:#[^\n]*\n\s*)*[
 def inspect_typed(data: bytes, field: str) -> ImageInfo:
     """Return what an image's header states, with the type that `decode_typed` returns.
 
-    Args:
-        data: The encoded image.
-        field: Kind of the image: a name in `shardkit.record.IMAGE_FIELDS` except ``raw``,
-            `ARRAY_IMAGE`, or a foreign one.
-
-    Raises:
-        BadImage: If the header is damaged, or states too many pixels or bytes.
+    ``field`` is one of `shardkit.record.IMAGE_FIELDS` except ``raw``, `ARRAY_IMAGE`, or a foreign
+    one. Raises BadImage if the header is damaged, or states too many pixels or bytes.
     """
     if field in (ARRAY_IMAGE, "tiff"):  # one has no header of images, Pillow does not know some
         pixels = decode_typed(data, field)
@@ -85,19 +80,10 @@ def decode_typed(
     """Decode an image to its own channels and dtype, without applying its EXIF orientation.
 
     Palettes become RGB, images of 1 bit 0 and 255, and transparent colors a further channel. CMYK
-    becomes RGB. Of an animation, decodes the first frame.
-
-    Args:
-        data: The encoded image.
-        field: As for `inspect_typed`.
-        how: Options, which are for RGB: all pixels are decoded, with their alpha.
-        warnings: Receives libjpeg's first warning about a JPEG, if any.
-
-    Returns:
-        Shape (height, width, channels); its type is an `ImageType`.
-
-    Raises:
-        BadImage: If the image cannot be decoded completely, or has no `ImageType`.
+    becomes RGB. Of an animation, decodes the first frame. ``how`` is for RGB: all pixels are
+    decoded, with their alpha. ``warnings`` receives libjpeg's first warning about a JPEG. The shape
+    is (height, width, channels). Raises BadImage if the image cannot be decoded completely, or has
+    no `ImageType`.
     """
     if field == ARRAY_IMAGE:
         return _load_array(data)
@@ -126,14 +112,9 @@ def decode_gray(
 ) -> TypedPixels:
     """Decode an image to one channel of 8 bits: luma of its RGB pixels, as Pillow's mode L.
 
-    Images of 16 bits keep their upper eight bits, as in `shardkit.codecs.image.decode`. An array
-    keeps its values.
-
-    Returns:
-        uint8 of shape (height, width, 1).
-
-    Raises:
-        BadImage: If it cannot be decoded, or its values have no defined range.
+    The result is uint8 of shape (height, width, 1). Images of 16 bits keep their upper eight bits,
+    as in `shardkit.codecs.image.decode`. An array keeps its values. Raises BadImage if it cannot be
+    decoded, or its values have no defined range.
     """
     if field == ARRAY_IMAGE:
         return _load_array(data)
@@ -153,17 +134,8 @@ def scale_typed(pixels: TypedPixels, box: Box, size: tuple[int, int], filter_: s
     """Return a box of an image, scaled as Pillow scales float32, each channel by itself.
 
     Integers are rounded to the nearest and clipped to their dtype. float32 holds integers up to
-    16,777,216 exactly, so larger ones lose their lowest bits.
-
-    Args:
-        pixels: Shape (height, width, channels).
-        box: The part to scale.
-        size: Height and width of the result.
-        filter_: One of `FILTERS`.
-
-    Returns:
-        The dtype of ``pixels``, shape (height, width, channels); ``pixels`` itself if nothing
-        changes.
+    16,777,216 exactly, so larger ones lose their lowest bits. ``size`` is height and width. Returns
+    ``pixels`` itself if nothing changes.
     """
     height, width = pixels.shape[:2]
     if box == (0.0, 0.0, float(width), float(height)) and size == (height, width):
@@ -187,9 +159,6 @@ def display(pixels: TypedPixels) -> Pixels:
     uint8 is shown as it is. Values of other dtypes are stretched linearly, from the smallest to the
     largest finite value of the image, to 0 to 255. Of 3 channels or more, the first three are red,
     green and blue; of others, the first one is gray.
-
-    Returns:
-        uint8 of shape (height, width, 3), writable.
     """
     shown: npt.NDArray[Any] = pixels[:, :, :3] if pixels.shape[2] >= 3 else pixels[:, :, :1]
     if shown.dtype != np.uint8:

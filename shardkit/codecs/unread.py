@@ -72,12 +72,8 @@ def extra_of(head: bytes) -> Extra | None:
 def refuse_unread(file: BinaryIO) -> None:
     """Refuse a file whose content is an image of a type that shardkit does not read.
 
-    Args:
-        file: A file that no reader of shardkit knows, or a TIFF file, at any position.
-
-    Raises:
-        BadImage: If it is one; the message names the type and the way out.
-        OSError: If it cannot be read.
+    No reader of shardkit knows the file, or it is a TIFF file. The message of BadImage names the
+    type and the way out.
     """
     file.seek(0)
     head = file.read(HEAD)

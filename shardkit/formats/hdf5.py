@@ -99,9 +99,8 @@ class Hdf5Writer:
     def write(self, record: Record) -> None:
         """Append ``record`` as the next row.
 
-        Raises:
-            ValueError: If its label is not a number, or raw pixels or an array have another shape.
-            OSError: If the disk is full or fails.
+        Raises ValueError if its label is not a number, or raw pixels or an array have another
+        shape.
         """
         fields = dict(record.fields)
         label = fields.pop(LABEL_FIELD, None)
@@ -116,11 +115,7 @@ class Hdf5Writer:
         self._rows += 1
 
     def close(self) -> None:
-        """Lay out the file from the spooled values, and complete it.
-
-        Raises:
-            OSError: If the disk is full or fails.
-        """
+        """Lay out the file from the spooled values, and complete it."""
         contents = self._contents()
         _probe(self._path, sum(content.bytes for content in contents.values()))
         with (
@@ -261,11 +256,7 @@ def _probe(path: Path, size: int) -> None:
 
 
 class Hdf5Reader(RangeReader):
-    """Reads a finished file by parsing its structure, without HDF5's library.
-
-    Raises:
-        CorruptShard: If the file is truncated, or is not an HDF5 file written by shardkit.
-    """
+    """Reads a finished file by parsing its structure, without HDF5's library."""
 
     _keys: _Keys
 

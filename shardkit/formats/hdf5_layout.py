@@ -86,15 +86,9 @@ class StoredArray(NamedTuple):
 def find_arrays(descriptor: int, size: int) -> dict[str, StoredArray]:
     """Return the datasets in the root of a finished file and in its groups.
 
-    Args:
-        descriptor: File descriptor open for reading; its position is not used.
-        size: The file's size in bytes.
-
-    Returns:
-        The datasets by name, or by group and name separated by ``/``.
-
-    Raises:
-        MalformedHdf5Error: If the file is truncated, inconsistent, or laid out differently.
+    The position of ``descriptor`` is not used. Names in groups are group and name separated by
+    ``/``. Raises MalformedHdf5Error if the file is truncated, inconsistent, or laid out
+    differently.
     """
     return _Walk(descriptor, size).arrays()
 

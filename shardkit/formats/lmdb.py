@@ -140,11 +140,7 @@ def _errno_of(error: lmdb.Error, folder: Path) -> int:
 
 
 class LmdbReader(RangeReader):
-    """Reads a finished file by parsing its pages.
-
-    Raises:
-        CorruptShard: If the file is truncated, or is not an LMDB 0.9 file written by shardkit.
-    """
+    """Reads a finished file by parsing its pages."""
 
     _keys: list[str]
     _fields: list[dict[str, Range]]

@@ -50,12 +50,8 @@ class Entry(NamedTuple):
 def walk(descriptor: int, size: int) -> Iterator[Entry]:
     """Yield every entry of the main database of a finished LMDB file, in key order.
 
-    Args:
-        descriptor: File descriptor open for reading; its position is not used.
-        size: The file's size in bytes.
-
-    Raises:
-        MalformedLmdbError: If the file is truncated, inconsistent, or not LMDB 0.9.
+    The position of ``descriptor`` is not used. Raises MalformedLmdbError if the file is truncated,
+    inconsistent, or not LMDB 0.9.
     """
     return _Walk(descriptor, size).entries()
 

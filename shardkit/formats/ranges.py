@@ -55,8 +55,7 @@ as copying some 10 KB."""
 def stored_fields(record: Record, spec: ShardSpec) -> list[tuple[str, bytes]]:
     """Return the stored names and contents of a record's fields, sorted by name.
 
-    Raises:
-        ValueError: If raw pixels or an array do not have the shape of the shard.
+    Raises ValueError if raw pixels or an array do not have the shape of the shard.
     """
     fields = dict(record.fields)
     for name, value in record.fields.items():
@@ -70,10 +69,8 @@ def header_of(record: Record, name: str, spec: ShardSpec) -> bytes:
     """Return the .npy header of a field that a record holds without one; else nothing.
 
     The shard's metadata state dtype and shape. So the index locates the values, and a batch of
-    arrays is read into one block, as raw pixels are.
-
-    Raises:
-        ValueError: If the field does not have the shape that the shard states for it.
+    arrays is read into one block, as raw pixels are. Raises ValueError if the field does not have
+    the shape that the shard states for it.
     """
     shape: tuple[int, ...] | None
     if name in spec.arrays:
@@ -148,11 +145,7 @@ class RangeReader(abc.ABC):
         return self._fields
 
     def table(self, rows: range) -> Table | None:
-        """Return the keys and ranges of neighboring rows as arrays, or None if they are not known.
-
-        Args:
-            rows: Rows of the shard, with step 1.
-        """
+        """Return keys and ranges of neighboring rows (step 1) as arrays; None if unknown."""
         return self._table and self._table.take(rows)
 
     def close(self) -> None:

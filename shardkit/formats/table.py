@@ -38,11 +38,7 @@ class Table(NamedTuple):
     """The start of the first key in ``text``."""
 
     def keys(self) -> list[str]:
-        """Return the key of each row.
-
-        Raises:
-            UnicodeDecodeError: If a key is not UTF-8.
-        """
+        """Return the key of each row; UnicodeDecodeError if one is not UTF-8."""
         bounds = (np.concatenate([[self.start], self.ends]) - self.start).tolist()
         text = self.text[self.start : self.start + bounds[-1]]
         if text.isascii():
@@ -90,11 +86,10 @@ class TableRows(Sequence[Mapping[str, Range]]):
 
 
 def as_walked(result: WalkResult) -> tuple[Range, bytes, Table]:
-    """Return the result of `shardkit.system.compiled.walk_tar` or ``walk_lmdb``.
+    """Return metadata, header and table of `shardkit.system.compiled.walk_tar` or ``walk_lmdb``.
 
-    Returns:
-        The shard's metadata, of length 0 if there are none; the header of all raw pixels, empty
-        without any; and the table.
+    The metadata have length 0 if there are none; the header is that of all raw pixels, empty
+    without any.
     """
     (offset, length, stored, raw_header, text, starts, sizes), ends = result
     names = [name.decode("latin-1") for name in stored]

@@ -70,8 +70,7 @@ class TarWriter:
     def write(self, record: Record) -> None:
         """Append ``record``, with its fields sorted by name.
 
-        Raises:
-            ValueError: If WebDataset could not find the record by its key, or it has no fields.
+        Raises ValueError if WebDataset could not find the record by its key, or it has no fields.
         """
         self.append(encode([record], self._spec))
 
@@ -97,8 +96,7 @@ class TarWriter:
 def encode(records: Sequence[Record], spec: ShardSpec) -> list[bytes]:
     """Return the members of ``records``, which `TarWriter.append` writes as they are.
 
-    Raises:
-        ValueError: As `TarWriter.write`.
+    Raises ValueError as `TarWriter.write`.
     """
     if spec.raw_shape is None and not spec.arrays:
         members = compiled.tar_members(records, _SMALL)
@@ -132,14 +130,8 @@ class TarReader(RangeReader):
     """Finds the members by walking the headers: over ten times faster than `tarfile`, same result.
 
     It refuses negative sizes, which send `tarfile` of many Python versions into an endless loop.
-
-    Args:
-        path: The archive.
-        start: Offset of the first member.
-        stop: Offset after the last member; None reads on to the end of the archive.
-
-    Raises:
-        CorruptShard: If the file is truncated, is not a tar file, or breaks WebDataset's rules.
+    ``start`` is the offset of the first member, ``stop`` the one after the last; None reads on to
+    the end.
     """
 
     _keys: list[str]

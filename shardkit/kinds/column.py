@@ -29,14 +29,7 @@ def type_of(field: Field) -> np.dtype[Any]:
 def value_in(record: Record, meta: Mapping[str, Any], name: str, field: Field) -> Packed | None:
     """Return the value of a small field in a record; None if the record lacks it.
 
-    Args:
-        record: The record.
-        meta: Its metadata, parsed.
-        name: Name of the field.
-        field: The field.
-
-    Raises:
-        ValueError: If it is not a value of that field.
+    ``meta`` is its parsed metadata. Raises ValueError if it is not a value of that field.
     """
     value = field.type.in_record(record, meta, name)
     return None if value is None and name not in meta else pack_value(field, value)
@@ -45,8 +38,7 @@ def value_in(record: Record, meta: Mapping[str, Any], name: str, field: Field) -
 def pack_value(field: Field, value: Any) -> Packed:
     """Return a value, as JSON values state it, in the form of its column.
 
-    Raises:
-        ValueError: If it is not a value of that field.
+    Raises ValueError if it is not a value of that field.
     """
     try:
         return field.type.pack_column(field, value)
@@ -101,16 +93,12 @@ class Column(NamedTuple):
         return Packed(self.values[self.span(row)].tobytes(), self._labels(row).tobytes())
 
     def value(self, row: int) -> Any:
-        """Return the value of a row.
+        """Return the value of a row, or None.
 
-        Returns:
-            A NumPy number; an int for a label; int32 of shape (N,) for labels; a text; JSON values;
-            for boxes float64 of shape (N, 4), and int32 of shape (N,) if they have labels; for
-            keypoints float64 of shape (N, 3), or (objects, points, 3) if they have names; None if
-            the row has none.
-
-        Raises:
-            CorruptDataset: If a text or JSON value is damaged.
+        A NumPy number; an int for a label; int32 of shape (N,) for labels; a text; JSON values; for
+        boxes float64 of shape (N, 4), and int32 of shape (N,) if they have labels; for keypoints
+        float64 of shape (N, 3), or (objects, points, 3) if they have names. Raises CorruptDataset
+        if a text or JSON value is damaged.
         """
         if not self.has(row):
             return None

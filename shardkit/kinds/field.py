@@ -114,33 +114,27 @@ class Kind:
     """Types that conditions compare values with (``--where``); none if they cannot."""
 
     def check(self, field: Field) -> None:
-        """Refuse a field that its `Need` allows but the kind does not.
-
-        Raises:
-            ValueError: If it is one.
-        """
+        """Raise ValueError for a field that its `Need` allows but the kind does not."""
 
     def infer(self, value: Any) -> Field | None:
         """Return the field of this kind for a Python value, or None if it is of another kind.
 
-        Raises:
-            ValueError: If no field can store it.
+        Raises ValueError if no field can store it.
         """
         return None
 
     def pack(self, name: str, field: Field, value: Any) -> tuple[str | None, Any]:
         """Return the stored name and bytes of a Python value, or None and its JSON value.
 
-        Raises:
-            ValueError, TypeError, OverflowError, OSError, BadImage: If it is not one of the field.
+        Raises ValueError, TypeError, OverflowError, OSError or BadImage if it is not one of the
+        field.
         """
         raise NotImplementedError
 
     def parse(self, field: Field, data: bytes) -> Any:
         """Return the value in a file, in a form that `pack` takes.
 
-        Raises:
-            ValueError, TypeError, RecursionError, BadImage: If there is none.
+        Raises ValueError, TypeError, RecursionError or BadImage if there is none.
         """
         return data
 
@@ -156,15 +150,9 @@ class Kind:
         return stored if stored in names else None
 
     def in_record(self, record: Record, meta: Mapping[str, Any], name: str) -> Any:
-        """Return the value of a small field in a record as JSON has it; None without.
+        """Return the value of a small field in a record as JSON has it, None without.
 
-        Args:
-            record: The record.
-            meta: Its metadata, parsed.
-            name: Name of the field.
-
-        Raises:
-            ValueError: If it is damaged.
+        ``meta`` is its parsed metadata. Raises ValueError if it is damaged.
         """
         return meta.get(name)
 
@@ -179,19 +167,14 @@ class Kind:
     def pack_column(self, field: Field, value: Any) -> Packed:
         """Return a JSON value in the form of its column.
 
-        Raises:
-            ValueError, TypeError, OverflowError, struct.error: If it is not one of the field.
+        Raises ValueError, TypeError, OverflowError or struct.error if it is not one of the field.
         """
         raise NotImplementedError
 
     def unpack(
         self, field: Field, values: npt.NDArray[Any], labels: npt.NDArray[np.int32] | None
     ) -> Any:
-        """Return the value of one row of a column.
-
-        Raises:
-            ValueError, RecursionError: If it is damaged.
-        """
+        """Return the value of one row of a column; ValueError or RecursionError if damaged."""
         return values
 
     def as_json(self, field: Field, value: Any) -> Any:
@@ -213,21 +196,12 @@ class Kind:
     def move(self, field: Field, value: Any, geometry: Geometry) -> tuple[Any, bool]:
         """Return JSON values moved with their image, and whether any is outside the canvas.
 
-        Args:
-            field: A field whose values `follows` an image, in the metadata.
-            value: The value, in pixels of the source image.
-            geometry: The change of the image.
+        ``value`` is in the metadata, in pixels of the source image; the field `follows` an image.
         """
         raise NotImplementedError
 
     def sample(self, field: Field, value: Any, frame: Frame | None) -> Any:
-        """Return a value of `unpack` in the form of a sample.
-
-        Args:
-            field: The field.
-            value: The value.
-            frame: The crop of the image that the value `follows`; None if it does not move.
-        """
+        """Return a value of `unpack` in the form of a sample, moved into ``frame`` if given."""
         return value
 
     def is_listed(self, field: Field) -> bool:
@@ -254,8 +228,7 @@ class Kind:
     def load(self, field: Field, data: bytes) -> Any:
         """Return the sample in the bytes of a value that is `stored_apart`, and not a picture.
 
-        Raises:
-            ValueError: If they are damaged.
+        Raises ValueError if they are damaged.
         """
         return data
 
@@ -420,11 +393,7 @@ def default_schema(classes: Sequence[str] | None) -> dict[str, Field]:
 
 
 def check_schema(schema: Schema) -> None:
-    """Refuse a schema with a name that no field can have.
-
-    Raises:
-        ValueError: If there is one.
-    """
+    """Raise ValueError for a schema with a name that no field can have."""
     for name, field in schema.items():
         if not _NAME.match(name) or name in RESERVED:
             raise ValueError(
@@ -443,14 +412,9 @@ def describe_schema(schema: Schema) -> list[dict[str, Any]]:
 
 
 def load_schema(described: Any, classes: Sequence[str] | None) -> dict[str, Field]:
-    """Return the schema that `describe_schema` described.
+    """Return the schema that `describe_schema` described; ValueError if it describes none.
 
-    Args:
-        described: The description. None means the `default_schema`.
-        classes: Class names of `LABEL`.
-
-    Raises:
-        ValueError: If it describes none.
+    If ``described`` is None, it is the `default_schema`; ``classes`` are the names of `LABEL`.
     """
     if described is None:
         return default_schema(classes)
@@ -475,9 +439,8 @@ def load_schema(described: Any, classes: Sequence[str] | None) -> dict[str, Fiel
 def uniform_arrays(schema: Schema, raw_shape: Sequence[int] | None = None) -> dict[str, Field]:
     """Return the fields whose values are stored end to end without headers, by stored name.
 
-    Args:
-        schema: The fields of a dataset.
-        raw_shape: Height, width and channels of raw pixels. Those of typed images are arrays, too.
+    ``raw_shape`` is the height, width and channels of raw pixels. Those of typed images are arrays,
+    too.
     """
     arrays = {
         str(field.stored_name(name)): field for name, field in schema.items() if field.is_uniform

@@ -47,13 +47,8 @@ def _values(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def moved_mask(data: bytes, field: str, geometry: Geometry) -> bytes:
     """Return a mask as a PNG file, with no value that it did not have; padding is 0.
 
-    Args:
-        data: The encoded mask.
-        field: Kind of the image: a name in `shardkit.record.IMAGE_FIELDS`, or a foreign one.
-        geometry: The change of its image.
-
-    Raises:
-        BadImage: If it cannot be decoded, or PNG cannot store its values.
+    ``field`` is one of `shardkit.record.IMAGE_FIELDS`, or a foreign one. Raises BadImage if it
+    cannot be decoded, or PNG cannot store its values.
     """
     mask = decode_mask(data, field)
     try:

@@ -19,11 +19,7 @@ _LONGEST = 200
 
 
 def infer_field(name: str, value: Any) -> Field | None:
-    """Return the field of a value, or None if that is unclear.
-
-    Raises:
-        ValueError: If no field can store it.
-    """
+    """Return the field of a value, or None if that is unclear; ValueError if none can store it."""
     bits = as_bits(value)
     value = bits if np.ndim(bits) else as_numpy(value)  # a number of bfloat16 is a float32
     for kind in all_kinds():
@@ -36,8 +32,7 @@ def infer_field(name: str, value: Any) -> Field | None:
 def pack(name: str, field: Field, value: Any) -> tuple[str | None, Any]:
     """Return the stored name and bytes of a value, or None and its value in the metadata.
 
-    Raises:
-        BadImage: If the value is not one of the field.
+    Raises BadImage if the value is not one of the field.
     """
     try:
         return field.type.pack(name, field, value)
@@ -52,11 +47,7 @@ def pack(name: str, field: Field, value: Any) -> tuple[str | None, Any]:
 
 
 def with_fields(record: Record, schema: Schema, values: Mapping[str, Any]) -> Record:
-    """Return a record with more fields.
-
-    Raises:
-        BadImage: If a value is not one of its field.
-    """
+    """Return a record with more fields; BadImage if a value is not one of its field."""
     fields = dict(record.fields)
     meta: dict[str, Any] = {}
     for name, value in values.items():
@@ -74,13 +65,7 @@ def with_fields(record: Record, schema: Schema, values: Mapping[str, Any]) -> Re
 
 
 def only_fields(record: Record, schema: Schema, names: Collection[str]) -> Record:
-    """Return a record with some of its fields.
-
-    Args:
-        record: The record.
-        schema: All its fields.
-        names: The names of the wanted ones.
-    """
+    """Return a record with some of its fields; ``schema`` has all of them."""
     fields = {
         stored: content
         for stored, content in record.fields.items()

@@ -53,8 +53,7 @@ class Picture(Kind):
     def encode(self, value: Any) -> tuple[str, bytes]:
         """Return the kind and the content of the file of a PIL image, or of an array.
 
-        Args:
-            value: The image; an array has the shape (height, width[, channels]).
+        An array has the shape (height, width[, channels]).
         """
         raise NotImplementedError
 

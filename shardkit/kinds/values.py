@@ -54,11 +54,7 @@ def as_list(value: Any) -> list[Any]:
 
 
 def class_number(field: Field, value: Any) -> int:
-    """Return the number of a class, given as a number or name.
-
-    Raises:
-        ValueError, TypeError: If it is neither.
-    """
+    """Return the number of a class, given as a number or name; else ValueError or TypeError."""
     classes = field.classes or ()
     if isinstance(value, str):
         if value not in classes:
@@ -80,9 +76,7 @@ _MOST_JSON = 16 << 20
 def parse_json(data: bytes) -> Any:
     """Return the JSON value in a file.
 
-    Raises:
-        ValueError: If there is none, or it is too large.
-        RecursionError: If it is nested too deeply.
+    Raises ValueError if there is none or it is too large, RecursionError if nested too deeply.
     """
     if len(data) > _MOST_JSON:
         raise ValueError(f"it has over {_MOST_JSON:,} bytes")
@@ -90,11 +84,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def pack_classes(field: Field, labels: Sequence[Any]) -> bytes:
-    """Return numbers of classes as int32.
-
-    Raises:
-        ValueError: If one is no class.
-    """
+    """Return numbers of classes as int32; ValueError if one is no class."""
     count = len(field.classes or ())
     for label in labels:
         if type(label) is not int or not 0 <= label < count:
@@ -103,11 +93,7 @@ def pack_classes(field: Field, labels: Sequence[Any]) -> bytes:
 
 
 def pack_coordinates(numbers: Sequence[float]) -> bytes:
-    """Return coordinates as float64.
-
-    Raises:
-        TypeError: If one is not a finite number.
-    """
+    """Return coordinates as float64; TypeError if one is not finite."""
     if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
         raise TypeError("a coordinate is not a number")
     return struct.pack(f"<{len(numbers)}d", *numbers)

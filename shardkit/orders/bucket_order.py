@@ -122,11 +122,7 @@ class BucketSizes:
         return np.searchsorted(self._limits, ratios * ratios, side="left").astype(np.int64)
 
     def count(self, images: Iterable[tuple[Positions, Positions]]) -> list[BucketCount]:
-        """Return the statistics of each bucket.
-
-        Args:
-            images: Widths and heights of images, in pieces; all above 0.
-        """
+        """Return the statistics of each bucket, for widths and heights in pieces; all above 0."""
         counts, pixels, used = np.zeros((3, len(self.sizes)))
         sides = np.array(self.sizes, np.float64)
         for widths, heights in images:
@@ -150,10 +146,8 @@ class BucketOrder(Order):
     """Batches of one bucket each, in random order.
 
     A batch is ``step`` positions: those of all ranks. In an epoch, each bucket has as many batches
-    as its rows fill. Rows come without replacement, or by weight.
-
-    Raises:
-        UsageError: If a bucket has rows for less than one batch.
+    as its rows fill. Rows come without replacement, or by weight. Raises UsageError if a bucket has
+    rows for less than one batch.
     """
 
     sizes: BucketSizes
@@ -241,8 +235,7 @@ class BucketOrder(Order):
 def parse_buckets(text: str) -> BucketSizes:
     """Return the buckets of a text: ``512x512,448x576``, or ``512`` for `BucketSizes.by_area`.
 
-    Raises:
-        UsageError: If the text is neither.
+    Raises UsageError if the text is neither.
     """
     if re.fullmatch(r"[0-9]{1,5}", text):
         return BucketSizes.by_area(int(text) ** 2)
@@ -256,11 +249,7 @@ def parse_buckets(text: str) -> BucketSizes:
 
 
 def make_buckets(sizes: Iterable[Any]) -> BucketSizes:
-    """Return buckets of sizes that a user gave.
-
-    Raises:
-        UsageError: If they are not sizes.
-    """
+    """Return buckets of sizes that a user gave."""
     try:
         return BucketSizes(tuple(tuple(size) for size in sizes))
     except TypeError:

@@ -31,18 +31,11 @@ class Neighbors:
         *,
         strict: bool = False,
     ) -> None:
-        """Sort the rows.
+        """Sort the rows by episode and ``order``, both numbers or texts.
 
-        Args:
-            episodes: The episode of each row: numbers or texts.
-            order: The value that orders the rows of an episode: numbers or texts.
-            describe: Returns the name of a row, for errors.
-            strict: Whether a gap in ``order`` ends a run of neighbors, as the end of an episode
-                does; ``order`` then holds integers.
-
-        Raises:
-            UsageError: If a row lacks a value, two rows of an episode have one ``order``, or
-                ``strict`` meets an ``order`` that is not integer.
+        ``describe`` returns the name of a row, for errors. With ``strict``, a gap in ``order``,
+        which then holds integers, ends a run of neighbors, as the end of an episode does. Raises
+        UsageError if a row lacks a value, or two rows of an episode have one ``order``.
         """
         for name, column in (("episode", episodes), ("order", order)):
             _require_all(name, _missing(column), describe)
@@ -75,15 +68,11 @@ class Neighbors:
     def of(
         self, rows: npt.NDArray[np.int64], offsets: Sequence[int]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Return the window of each row.
+        """Return the window of each of B rows, and whether each of its frames is padded.
 
-        Args:
-            rows: Rows, from 0 on; int64 of shape (B,).
-            offsets: Frames from the row, such as ``(-2, -1, 0)``: T of them.
-
-        Returns:
-            The row of each frame, int64 of shape (B, T), and whether it is padded, bool of shape
-            (B, T): True where the episode has no such frame, and its edge frame is repeated.
+        ``offsets`` are T frames from the row, such as ``(-2, -1, 0)``. Both results have the shape
+        (B, T), int64 and bool. Where the episode has no such frame, its edge frame is repeated, and
+        padded is True.
         """
         positions = self._positions[rows].astype(np.int64)
         runs = np.searchsorted(self._bounds, positions, side="right") - 1

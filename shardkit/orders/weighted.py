@@ -109,12 +109,7 @@ class GroupedOrder(Order):
 def check_weights(what: str, weights: Any) -> Weights:
     """Return ``weights`` as an array.
 
-    Args:
-        what: Name of the weights in errors.
-        weights: A sequence, array or tensor of numbers.
-
-    Raises:
-        UsageError: If they are not finite numbers from 0 on, or all are 0.
+    Raises UsageError, naming ``what``, unless all are finite, at least 0, and not all 0.
     """
     try:
         values = np.asarray(weights, np.float64)

@@ -16,9 +16,6 @@ class Epochs:
 
     A pass holds each position of the order, ``aug_repeats`` times. Passes follow each other, and
     an epoch is the next ``samples_per_epoch`` positions of that sequence.
-
-    Raises:
-        UsageError: If a number is not an integer of at least 1.
     """
 
     samples_per_epoch: int | None = None
@@ -40,11 +37,7 @@ class Epochs:
         return self.samples_per_epoch is not None or self.aug_repeats * self.views > 1
 
     def size(self, order: Order) -> int:
-        """Return the number of samples in an epoch.
-
-        Raises:
-            UsageError: If ``order`` has no samples to choose from.
-        """
+        """Return the number of samples in an epoch; UsageError if ``order`` is empty."""
         if self.samples_per_epoch is None:
             return order.size * self.aug_repeats
         if not order.size:

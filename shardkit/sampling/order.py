@@ -147,10 +147,7 @@ class Order:
 def permute(size: int, key: int, positions: Positions) -> Positions:
     """Return the images of ``positions`` under a pseudo-random permutation of ``range(size)``.
 
-    Args:
-        size: Size of the permutation.
-        key: 64 bits that select the permutation.
-        positions: Any numbers below ``size``, in any order.
+    The 64 bits of ``key`` select it. Positions are below ``size``, in any order.
     """
     if size <= _SORTED_SIZE:
         return _sorted_permutation(size, key)[positions]
@@ -169,13 +166,8 @@ def permute(size: int, key: int, positions: Positions) -> Positions:
 def permute_each(sizes: Positions, keys: Hashes, positions: Positions) -> Positions:
     """Map each position by a permutation of its own.
 
-    It is the Feistel network for any size, so it takes the same time for many small permutations
-    as for one large one.
-
-    Args:
-        sizes: Size of each permutation, int64 of shape (N,), below 2^50.
-        keys: Its 64 bits, uint64 of shape (N,).
-        positions: A number below each size, int64 of shape (N,).
+    It is the Feistel network for any size, so it takes the same time for many small permutations as
+    for one large one. Sizes are below 2^50. All arguments have the shape (N,).
     """
     lefts = np.ceil(np.sqrt(sizes)).astype(np.uint64)
     rights = (sizes.astype(np.uint64) + lefts - np.uint64(1)) // lefts
@@ -209,19 +201,13 @@ _Number = TypeVar("_Number", int, Positions)
 def sample_number(row: _Number, repeats: _Number) -> _Number:
     """Return the number of a sample, which determines its `Draws`; of several, modulo 2^64.
 
-    Args:
-        row: Row of the sample.
-        repeats: How often the row came earlier in the epoch.
+    ``repeats`` is how often the row came earlier in the epoch.
     """
     return row + (repeats << 40)
 
 
 def check_integer(name: str, value: object, least: int) -> int:
-    """Return ``value``, an integer of any type, as an int that fits 64 bits.
-
-    Raises:
-        UsageError: If it is not an integer, below ``least``, or needs more bits.
-    """
+    """Return ``value``, an integer of any type, as an int that fits 64 bits."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -104,15 +104,11 @@ def steps(
     *,
     strided: bool = False,
 ) -> Iterator[Step]:
-    """Yield the batches of one rank for the rest of an epoch.
+    """Yield the batches of one rank for the rest of an epoch of ``size`` samples.
 
-    Args:
-        size: Samples in the epoch.
-        batch_size: Samples in a batch of one rank.
-        rank: The rank, and what to do with the remainder.
-        consumed: Samples already read, by any number of ranks with any batch size.
-        strided: Whether neighboring positions of a step are on different ranks. Otherwise, each
-            rank reads a run of them.
+    ``consumed`` samples were already read, by any number of ranks with any batch size. With
+    ``strided``, neighboring positions of a step are on different ranks; otherwise, each rank reads
+    a run of them.
     """
     step = batch_size * rank.world_size
     stride, first = (rank.world_size, 1) if strided else (1, batch_size)
