@@ -563,9 +563,9 @@ def _require_sound(column: Column) -> None:
 def save_index(
     parts: Iterable[IndexPart], directory: Path, schema: Schema | None = None
 ) -> list[str]:
-    """Write the index of a dataset from a part for each shard, in order, and name its files.
+    """Write the index of a dataset, and return the names of its files, relative to ``directory``.
 
-    One part is in memory at a time. The names are relative to ``directory``. None for ``schema``
+    There is a part for each shard, in order, and one is in memory at a time. None for ``schema``
     means only images and labels.
     """
     schema = default_schema(None) if schema is None else schema

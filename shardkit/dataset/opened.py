@@ -275,7 +275,7 @@ class OpenedDataset:
             self._stamp = stamp
 
     def require_digest(self, digest: str) -> None:
-        """Raise CorruptDataset if the digest of the manifest is not ``digest``: it was replaced."""
+        """Raise CorruptDataset if the manifest has another digest: the dataset was replaced."""
         if (self._stated or self.manifest).digest != digest:
             raise CorruptDataset(
                 f"{self.path} was rewritten since it was opened;", remedy="open it again"

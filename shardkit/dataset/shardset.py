@@ -59,7 +59,8 @@ class ShardSet:
     ``verify`` compares the checksum of each record read. None means only for encoded images and
     attached files: for other raw pixels it costs more than reading them. Raises UsageError if
     ``dataset`` is no dataset or its archives are not confirmed, CorruptDataset if its manifest is
-    damaged.
+    damaged. All reads raise CorruptDataset if the index is damaged, or another dataset has replaced
+    this one.
     """
 
     def __init__(self, dataset: OpenedDataset, *, verify: bool | None = None) -> None:

@@ -93,7 +93,7 @@ class Column(NamedTuple):
         return Packed(self.values[self.span(row)].tobytes(), self._labels(row).tobytes())
 
     def value(self, row: int) -> Any:
-        """Return the value of a row, or None.
+        """Return the value of a row, None if it has none.
 
         A NumPy number; an int for a label; int32 of shape (N,) for labels; a text; JSON values; for
         boxes float64 of shape (N, 4), and int32 of shape (N,) if they have labels; for keypoints
