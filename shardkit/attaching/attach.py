@@ -34,13 +34,14 @@ from shardkit.errors import BadImages, Problem, ShardkitError, UsageError, setti
 from shardkit.options import changed, option, require_valid, takes
 from shardkit.recipe import Recipe
 from shardkit.registry import DEFAULT_ATTACHED, get_source, open_source, source_names
+from shardkit.sources.together import Together
 from shardkit.sources.webdataset import WebDatasetOptions
 from shardkit.system.files import as_name, as_text
 from shardkit.system.formatting import amount
 from shardkit.system.npy import save_npy
 from shardkit.system.pool import Progress
 from shardkit.system.safe_paths import exists
-from shardkit.system.text import printable
+from shardkit.system.text import name_list, printable
 
 CHECKS = ("header", "decode")
 """Depths of the validation of images."""
@@ -121,6 +122,11 @@ def attach(
         raise UsageError(f"{', '.join(given)}", remedy=f"give these options to the source {source}")
     loose = _has_whole_files(source)
     if not (loose or isinstance(source, AttachableSource)):
+        if isinstance(source, Together) and get_source(source.kind).attaching:
+            raise UsageError(
+                f"{source} has splits ({name_list(source.members)})",
+                remedy=f"convert it, or choose the images of one with {setting('image')}",
+            )
         raise UsageError(f"a source of kind {source.kind} cannot be attached", remedy="convert it")
     target = Path(target)
     old = {} if options.force else _attached_before(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -204,10 +205,11 @@ class Divided(Wrapper):
 
     def _require_whole(self, scan: Scan) -> None:
         if list(scan.splits) != [""]:
+            one = f"divide one of them, such as {self}/{next(iter(scan.splits))}, or "
             raise UsageError(
                 f"{self} has the splits {name_list(scan.splits)} already",
-                remedy=f"divide one of them, such as {self}/{next(iter(scan.splits))}, or leave "
-                f"{setting('val')} and {setting('test')} out",
+                remedy=f"{one * (not os.path.isfile(str(self)))}leave {setting('val')} and "
+                f"{setting('test')} out",
             )
 
     def _require_sides(self, splits: Mapping[str, Sized]) -> None:

@@ -29,7 +29,7 @@ from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.sources import hdf5_reader
 from shardkit.sources.column_source import Cells, ColumnSource, Known, RowFile, row_files
-from shardkit.sources.columns import NONE, Column, usual_label
+from shardkit.sources.columns import NONE, Column, lost_labels, usual_label
 from shardkit.sources.hdf5_images import SUFFIXES, Hdf5Images, Hdf5Options, datasets_of
 from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import image_axes, require_pixels
@@ -48,7 +48,8 @@ from shardkit.sources.labels import Value
 from shardkit.sources.library_process import call
 from shardkit.sources.located import located_in
 from shardkit.sources.npy_files import read_array
-from shardkit.sources.recognize import Overview, having
+from shardkit.sources.recognize import Overview, having, split_in
+from shardkit.sources.together import Member, Together
 from shardkit.system.text import name_list
 
 _CHUNK = 256
@@ -63,17 +64,21 @@ class Hdf5(ColumnSource, AttachableSource):
     their sizes, a scan reads all of them.
 
     The option ``image`` names a dataset such as ``train/x``; kept numbers, texts and arrays keep
-    their types.
+    their types. With ``split``, datasets of other splits are passed over.
     """
 
     kind = "hdf5"
 
-    def __init__(self, pattern: str | Path, options: Hdf5Options) -> None:
+    def __init__(self, pattern: str | Path, options: Hdf5Options, split: str = "") -> None:
         inputs = find_files(pattern, SUFFIXES)
         path = inputs.paths[0]
         with refusing(path):
             datasets = datasets_of(path)
-            columns = _columns(path, datasets)
+            columns = [
+                column
+                for column in _columns(path, datasets)
+                if not split or split_in(column.name) in ("", split)
+            ]
             self._label_file, label = _in_sibling(options.label, inputs, datasets)
             if options.image is None:
                 _require_no_image_each(path, columns)
@@ -320,9 +325,38 @@ def _require_no_image_each(path: str, columns: Iterable[Column]) -> None:
 
 
 def _open(pattern: str | Path, options: Hdf5Options) -> Source:
-    """Open a source of rows or, if each dataset is an image, of datasets."""
-    is_each = Hdf5Images.fits(pattern, options)
-    return Hdf5Images(pattern, options) if is_each else Hdf5(pattern, options)
+    """Open a source of rows, of splits or, if each dataset is an image, of datasets."""
+    if Hdf5Images.fits(pattern, options):
+        return Hdf5Images(pattern, options)
+    names = _splits(pattern, options)
+    members = {
+        split: Member(Hdf5(pattern, replace(options, image=name), split), ())
+        for split, name in names.items()
+    }
+    return Together(Path(pattern), members) if members else Hdf5(pattern, options)
+
+
+def _splits(pattern: str | Path, options: Hdf5Options) -> Mapping[str, str]:
+    """Return the images of each split if a file has several, such as ``x_train`` and ``x_test``.
+
+    There are none if the user named datasets, or if labels of the same length are of no split: they
+    could belong to another one.
+    """
+    path, *others = find_files(pattern, SUFFIXES).paths
+    is_given = options.image or options.keep or options.name or options.label not in (None, NONE)
+    if others or is_given:
+        return {}
+    with refusing(path):
+        columns = _columns(path, datasets_of(path))
+    images = [column for column in columns if column.holds == "image"]
+    splits = {split_in(image.name): image for image in images}
+    if not 1 < len(splits) == len(images) or "" in splits:
+        return {}
+    for split, image in splits.items():
+        alike = [column.name for column in columns if column.rows == image.rows]
+        if lost_labels([name for name in alike if split_in(name) != split], image.name):
+            return {}
+    return {split: image.name for split, image in splits.items()}
 
 
 def _recognize(seen: Overview) -> Iterator[Recognition]:
@@ -341,8 +375,8 @@ SOURCE = SourceKind(
     SRC is a file, a folder of .h5, .hdf5 or .mat files (MATLAB 7.3), or quoted names with
     {000..999}, * or ?. The images are arrays (uint8, which become PNG files), or bytes of
     encoded images. h5py reads them, in a separate process, so that a damaged file cannot crash the
-    conversion. Links to other files
-    are not followed. If each dataset is one image, its group is the class; --image '*/image'
+    conversion. Links to other files are not followed. x_train, y_train, x_test and y_test in one
+    file become splits. If each dataset is one image, its group is the class; --image '*/image'
     --label '*/label' names datasets of images and of their labels.
 
     \b

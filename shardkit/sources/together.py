@@ -1,4 +1,4 @@
-"""Sources of one kind as the splits of one folder, such as COCO's files of annotations."""
+"""Sources of one kind as the splits of one folder or file, such as COCO's files of annotations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Member(NamedTuple):
 
     source: Source
     places: Sequence[str]
-    """Its path below the folder, and that of its images."""
+    """Its path below the folder, and that of its images; none if the path has all splits."""
 
 
 class Together(Source):
@@ -47,7 +47,7 @@ class Together(Source):
         return str(self.root)
 
     def paths(self) -> Sequence[Path]:
-        """Return the folder."""
+        """Return the folder or file."""
         return [self.root]
 
     def describe(self, split: str) -> Mapping[str, Any]:
@@ -59,6 +59,8 @@ class Together(Source):
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the images of all splits, which share their classes."""
         scans = {name: member.source.scan(classes) for name, member in self.members.items()}
+        if any("" not in scan.splits for scan in scans.values()):
+            raise CorruptDataset("the manifest names a source of several splits as that of one")
         known = _united([scan.classes or () for scan in scans.values()], classes)
         if any(scan.classes != known for scan in scans.values() if scan.classes):
             scans = {name: member.source.scan(known) for name, member in self.members.items()}
@@ -86,6 +88,7 @@ class Together(Source):
                 *(f"{name}: {note}" for name, scan in scans.items() for note in scan.notes),
             ],
             fields=labeled.fields,
+            exact_sizes=all(scan.exact_sizes for scan in every),
         )
 
     def read(self, split: str, entry: Entry) -> Record:
@@ -171,15 +174,17 @@ def reopen(kind: str, root: Path, described: Described) -> Together:
     """Return the source that the manifests of splits describe."""
     members = {}
     for name, description in described.items():
-        file, folder = _places(description)
+        places = _places(description)
         rest = {key: value for key, value in description.items() if key != MEMBER}
-        path = Path(f"{root / as_name(file)}@{root / as_name(folder)}")
-        members[name] = Member(get_source(kind).find(path, {"": rest}), (file, folder))
+        path = Path("@".join(str(root / as_name(place)) for place in places) or root)
+        members[name] = Member(get_source(kind).find(path, {"": rest}), places)
     return Together(root, members)
 
 
-def _places(description: Mapping[str, Any]) -> tuple[str, str]:
+def _places(description: Mapping[str, Any]) -> Sequence[str]:
     try:
+        if description[MEMBER] == []:
+            return ()
         file, folder = description[MEMBER]
         parts_of(as_name(file))
         if folder:

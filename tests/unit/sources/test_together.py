@@ -1,4 +1,4 @@
-"""Files of annotations or tables, one for each split of a folder, by one command."""
+"""Files of annotations or tables, or arrays in a file, one for each split, by one command."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 from helpers import jpeg, make_tree, run_main
 from refusals import refused, refuses
 
-from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
+from shardkit import UsageError, attach, convert, open_dataset, open_source, repair, verify
 from shardkit.errors import CorruptDataset
 from shardkit.sources.opening import reopen
 
@@ -123,3 +125,97 @@ def test_equal_names_in_several_folders_need_a_choice(tmp_path: Path) -> None:
 def test_manifests_cannot_name_files_elsewhere(member: Any, tmp_path: Path) -> None:
     with refused(CorruptDataset, "split"):
         reopen("coco", make_tree(tmp_path, ROBOFLOW), {"val": {"name": "x", "member": member}}, {})
+
+
+PIXELS = np.random.default_rng(3).integers(0, 256, (7, 6, 5, 3), np.uint8)
+TRAIN, TEST = PIXELS[:4], PIXELS[4:]
+LABELS = {"train": [2, 0, 0, 1], "test": [10, 0, 2]}
+
+
+def arrays(path: Path, **values: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        for name, value in values.items():
+            file[name.replace("__", "/")] = value
+    return path
+
+
+def named(images: str, labels: str) -> dict[str, Any]:
+    """Return the arrays of both splits, with ``{}`` for the split in a name."""
+    values: dict[str, Any] = {images.format("train"): TRAIN, images.format("test"): TEST}
+    return values | {labels.format(split): LABELS[split] for split in LABELS}
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [("x_{}", "y_{}"), ("{}_images", "{}_labels"), ("{}__images", "{}__labels"), ("X_{}", "y_{}")],
+)
+def test_arrays_of_all_splits_in_one_file_are_read_at_once(
+    images: str, labels: str, tmp_path: Path
+) -> None:
+    path = arrays(tmp_path / "data.h5", **named(images, labels), classes=[b"a", b"b"])
+    target = tmp_path / "out"
+    convert(open_source("hdf5", path), target, to="hdf5", workers=1, shuffle=False)
+    for split, pixels in (("train", TRAIN), ("test", TEST)):
+        made = open_dataset(target / split)
+        assert [np.asarray(image).tolist() for image, _ in made[:]] == pixels.tolist()
+        assert [*made.targets] == LABELS[split]
+        assert made.classes == [*map(str, range(11))]
+
+
+def test_their_dataset_is_compared_and_repaired(tmp_path: Path) -> None:
+    path = arrays(tmp_path / "data.h5", **named("x_{}", "y_{}"))
+    target = tmp_path / "out"
+    command = ("convert", path, target, "--to", "webdataset", "--workers", "1")
+    run_main(*command)
+    assert "nothing to do" in run_main(*command).stdout
+    assert verify(target, against=path).findings == []
+    assert verify(target / "test", against=path).findings == []
+    (target / "test/shard-000000.tar").unlink()
+    assert repair(target, path).findings == []
+    swapped = {"x_train": TEST, "y_train": LABELS["test"], "x_test": TRAIN}
+    arrays(path, **swapped, y_test=LABELS["train"])
+    assert {finding.path for finding in verify(target, against=path).findings}
+
+
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        ({"y_train": [0, 1, 2]}, ("y_train", "3", "4", "--label none")),
+        ({"y_train": LABELS["test"], "y_test": LABELS["train"]}, ("y_test", "4", "3")),
+        (
+            {"y_train": None, "y_test": None, "y": LABELS["train"], "x_test": TRAIN[::-1]},
+            ("--image", "x_test", "x_train"),
+        ),
+        ({"z_train": TRAIN}, ("--image", "z_train")),
+        ({"photos": TRAIN}, ("--image", "photos")),
+        ({"x_train": None, "x_train_1": TRAIN, "x_train_2": TRAIN}, ("--image", "x_train_2")),
+    ],
+    ids=["fewer labels", "swapped", "shared labels", "two arrays", "no split", "twice"],
+)
+def test_arrays_that_may_belong_to_another_split_are_refused(
+    change: dict[str, Any], facts: tuple[str, ...], tmp_path: Path
+) -> None:
+    values = {**named("x_{}", "y_{}"), **change}
+    path = arrays(tmp_path / "a.h5", **{name: v for name, v in values.items() if v is not None})
+    refuses(2, "convert", path, tmp_path / "out", "--to", "lmdb", facts=facts)
+
+
+def test_a_split_of_arrays_may_lack_labels(tmp_path: Path) -> None:
+    values = named("x_{}", "y_{}")
+    del values["y_test"]
+    path = arrays(tmp_path / "a.h5", **values)
+    scan = open_source("hdf5", path).scan()
+    labels = {split: [entry.label for entry in of.entries] for split, of in scan.splits.items()}
+    assert labels == {"train": LABELS["train"], "test": [-1] * 3}
+    assert open_source("hdf5", path, label="none").scan().classes is None
+    assert [*open_source("hdf5", path, image="x_train").scan().splits] == [""]
+
+
+def test_splits_in_one_file_are_neither_attached_nor_divided(tmp_path: Path) -> None:
+    path = arrays(tmp_path / "a.h5", **named("x_{}", "y_{}"))
+    with refused(UsageError, path, "test, train", "image="):
+        attach(open_source("hdf5", path), tmp_path / "index")
+    refuses(2, "convert", path, tmp_path / "out", "--to", "lmdb", "--val", "0.1", facts=("--val",))
+    forged = reopen("hdf5", path, {"train": {"name": "a.h5", "member": []}}, {})
+    with refused(CorruptDataset, "splits"):
+        forged.scan()
