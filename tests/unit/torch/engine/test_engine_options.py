@@ -29,7 +29,7 @@ from shardkit.torch.loader import Loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
-PAGES = ("training.md", "resuming.md", "faster.md")
+PAGES = ("training.md", "resuming.md", "faster.md", "recipes.md")
 
 
 WRONG: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
