@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import multiprocessing
-import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -29,8 +27,6 @@ from shardkit.torch.loader import Loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
-PAGES = ("training.md", "resuming.md", "faster.md", "recipes.md")
-
 
 WRONG: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "engine": (("threads", None), ENGINES),
@@ -49,13 +45,6 @@ def test_a_wrong_option_is_refused_with_name_value_and_choices() -> None:
         for value in values:
             with refused(UsageError, f"{name}={value!r}", *choices):
                 LoaderOptions(**{name: value})
-
-
-def test_every_option_is_documented() -> None:
-    docs = Path(__file__).parents[4] / "docs"
-    text = "".join((docs / name).read_text("utf-8") for name in PAGES)
-    for field in dataclasses.fields(LoaderOptions):
-        assert re.search(rf"\b{field.name}\b", text), f"{PAGES} do not mention {field.name}"
 
 
 def test_missing_options_get_defaults() -> None:
