@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -24,6 +25,7 @@ from shardkit.conversion.convert import Converted
 from shardkit.conversion.plan import Plan
 from shardkit.dataset.manifest import Manifest
 from shardkit.errors import Problem
+from shardkit.kinds.field import Schema
 from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL
 from shardkit.registry import get_source
 from shardkit.reporting.describe import summarize
@@ -168,6 +170,17 @@ def show_converted(
         rates = f", {images}/s, {tally.bytes / 1e6 / seconds:,.1f} MB/s read"
     line("time", f"{seconds:.1f} s{rates}")
     line("next", shell("shardkit", "verify", dst))
+    _show_reading(dst, next(iter(converted.manifests)), converted.plan.scan.schema)
+
+
+def _show_reading(dst: Path | str, split: str, schema: Schema) -> None:
+    """Say how to read what is no image and label, which a dataset returns by default."""
+    if not schema or LABEL in schema:
+        return
+    given = {"split": split, "fields": list(schema)} if split else {"fields": list(schema)}
+    options = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items()]
+    path = json.dumps(str(dst), ensure_ascii=False)
+    line("read", printable(f"open_dataset({', '.join([path, *options])})"))
 
 
 def _show_dataset(name: str, manifest: Manifest, ignored: Collection[Problem] | None) -> None:

@@ -30,6 +30,7 @@ from helpers import (
     tree,
     wait_until,
 )
+from PIL import Image
 from refusals import refuses
 from table import for_each
 
@@ -82,6 +83,22 @@ def test_the_summary_describes_the_dataset(folder: Path, tmp_path: Path) -> None
         f"shardkit verify {tmp_path / 'out'}",
     ):
         assert str(fact) in shown
+
+
+@pytest.mark.parametrize("split", ["", "train/"])
+def test_the_summary_says_how_masks_are_read(tmp_path: Path, split: str) -> None:
+    """By default, a dataset gives images and labels, of which there are none."""
+    pixels = np.arange(48, dtype=np.uint8).reshape(6, 8)
+    files: dict[str, bytes | None] = {f"{split}images/a.jpg": jpeg(8, 6)}
+    files[f"{split}masks/a.png"] = encoded(Image.fromarray(pixels), "PNG")
+    printed = told(
+        "convert", make_tree(tmp_path / "photos", files), tmp_path / "out", "--to", "lmdb"
+    )
+    (line,) = [line for line in printed.splitlines() if line.startswith("  read ")]
+    dataset = eval(line.removeprefix("  read"), {"open_dataset": open_dataset})
+    image, mask = dataset[0]
+    assert image.size == (8, 6)
+    assert np.array_equal(np.asarray(mask), pixels)
 
 
 def test_the_summary_names_the_split_that_lacks_a_class(tmp_path: Path) -> None:
