@@ -415,13 +415,19 @@ def _pass_on(channel: SimpleQueue[Progress], on_progress: Report | None) -> None
 
 
 def _end(executor: ProcessPoolExecutor) -> None:
-    """Kill all processes: after an error or Ctrl-C, nobody waits for running tasks."""
+    """Kill all processes: after an error or Ctrl-C, nobody waits for running tasks.
+
+    The executor's thread ends then, too. Python wakes it up at exit, which fails if it just ends.
+    """
     processes = _processes(executor)
+    thread: Any = executor._executor_manager_thread  # None if no task was submitted
     executor.shutdown(wait=False, cancel_futures=True)
     for process in processes:
         process.kill()
     for process in processes:
         process.join()
+    if thread is not None:
+        thread.join()
 
 
 def _processes(executor: ProcessPoolExecutor) -> list[Any]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import gc
 import itertools
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.synchronize import SemLock
 from pathlib import Path
@@ -67,6 +69,16 @@ def test_ctrl_c_while_futures_are_locked_leaves_none_locked() -> None:
     thread.start()
     thread.join()
     assert free == [True] * 3
+
+
+def test_nothing_of_an_ended_executor_runs(tmp_path: Path) -> None:
+    """Python's exit would wake its thread up through a pipe that the thread just closes."""
+    before = set(threading.enumerate())
+    for _ in range(5):
+        executor = ProcessPoolExecutor(2, multiprocessing.get_context("fork"))
+        executor.submit(time.sleep, DEADLINE)
+        pool._end(executor)
+        assert set(threading.enumerate()) <= before
 
 
 def total(reports: list[Progress]) -> Progress:
