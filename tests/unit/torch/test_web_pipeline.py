@@ -12,7 +12,6 @@ import pytest
 from helpers import FORMATS, copy_dataset
 from PIL import Image
 from refusals import refused
-from table import for_each
 
 from shardkit import CenterCrop, IterableTarDataset, Rank, UsageError, to_webdataset
 
@@ -39,7 +38,7 @@ def test_samples_are_those_of_webdataset(folder: Path, tmp_path: Path) -> None:
         assert len(ours) == 6
 
 
-@for_each("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 2])  # each counts its CPU time
 def test_the_order_is_that_of_the_iterable_dataset(
     folder: Path, tmp_path: Path, workers: int
 ) -> None:
