@@ -38,7 +38,7 @@ def test_samples_are_those_of_webdataset(folder: Path, tmp_path: Path) -> None:
         assert len(ours) == 6
 
 
-@pytest.mark.parametrize("workers", [0, 2])  # each counts its CPU time
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_order_is_that_of_the_iterable_dataset(
     folder: Path, tmp_path: Path, workers: int
 ) -> None:
