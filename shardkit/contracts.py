@@ -783,6 +783,10 @@ class SourceKind:
     source: Callable[[str | Path, Any], Source]
     """Opens a source: its class, which takes the path and an object of `options`."""
 
+    def has_option(self, name: str) -> bool:
+        """Return whether there is an option of this name."""
+        return any(item.name == name for item in options_of(self.options))
+
     def open(self, path: str | Path, **options: Any) -> Source:
         """Open a source.
 

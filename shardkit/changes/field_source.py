@@ -87,7 +87,7 @@ class LayerSource(Source):
         return self._record(entry, [values.read(entry.place) for values in self._values])
 
     def read_together(self, split: str, entries: Sequence[Entry]) -> Sequence[Record | None]:
-        """Return the records of rows, or none if a value is none of its field."""
+        """Return the records of rows; none if a value does not fit its field."""
         rows = [entry.place for entry in entries]
         with contextlib.suppress(BadImage):  # `read` tells which one
             found = [values.read_together(rows) or () for values in self._values]

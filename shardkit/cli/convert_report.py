@@ -157,7 +157,7 @@ def show_converted(
     unused = understood.get("unused", "nothing")
     if unused not in _ALL_USED:
         kind = next(iter(converted.manifests.values())).source["kind"]
-        more = "; --keep NAME stores one" * hasattr(get_source(kind).options, "keep")
+        more = "; --keep NAME stores one" * get_source(kind).has_option("keep")
         line("unused", printable(unused) + more)
     if converted.reused_shards:
         line("resumed", f"{amount(converted.reused_shards, 'shard')} kept from an earlier run")

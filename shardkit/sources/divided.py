@@ -22,7 +22,6 @@ from shardkit.contracts import (
     StoredEntries,
 )
 from shardkit.errors import CorruptDataset, Problem, UsageError, setting
-from shardkit.options import options_of
 from shardkit.registry import get_source, source_names
 from shardkit.sources.opening import DIVISION, DivisionOptions
 from shardkit.sources.wrapper import Wrapper
@@ -247,7 +246,7 @@ class Divided(Wrapper):
         """Return what to do if the source does not state groups."""
         if self.kind not in source_names():  # Python samples, which are not read for groups
             return "Convert them first, then"
-        if "keep" in {item.name for item in options_of(get_source(self.kind).options)}:
+        if get_source(self.kind).has_option("keep"):
             return (
                 f"Group by folder, or keep the column ({setting('keep', group)}). If images must "
                 "be read for it, convert them first, then"
