@@ -220,7 +220,11 @@ def test_an_iterable_dataset_resumes_with_the_epoch_set_after_the_end(
         assert prints_of(again) == expected[epoch]
 
 
-@pytest.mark.parametrize("way", [Way("batches", 0), Way("batches", 2), Way("samples", 2)], ids=str)
+@pytest.mark.parametrize(
+    "way",
+    [Way("batches", 0), pytest.param(Way("batches", 2), marks=pytest.mark.slow), Way("samples", 2)],
+    ids=str,
+)
 def test_an_epoch_without_set_epoch_resumes(root: Path, way: Way) -> None:
     expected = epochs(root / "lmdb", way)[0]
     loader, _ = start(root / "lmdb", way)
