@@ -232,6 +232,11 @@ def split_in(name: str) -> str:
     return match[1] if match else ""
 
 
+def splits_in(name: str) -> set[str]:
+    """Return the words of all splits in a name, such as both of ``train_val.csv``."""
+    return set(_SPLIT.findall(name.lower()))
+
+
 class Recognized(NamedTuple):
     """A kind that has recognized a source."""
 

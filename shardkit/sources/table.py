@@ -38,6 +38,7 @@ from shardkit.sources.named_files import (
     NamedSource,
     corners,
 )
+from shardkit.sources.recognize import splits_in
 from shardkit.sources.table_layout import recognize_table
 from shardkit.sources.table_rows import SUFFIXES, columns_of, is_text, rows_of
 from shardkit.sources.table_text import Dialect, dialect_of, stated
@@ -53,8 +54,6 @@ _INT = re.compile(r"-?(0|[1-9][0-9]{0,17})\Z")
 _FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)\Z")
 _ANY_TEXT = "any text"
 """The kind of a text in a table of texts: all values of the column are texts then."""
-
-_SIDES = ("train", "test", "val")
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".webp", ".tif", ".bmp")
 """Suffixes to try if names have none."""
@@ -334,11 +333,14 @@ class Table(NamedSource):
                     return
                 self._refuse_without(name, name + suffix)
         # An image that the training set lacks must not come from the test set.
-        sides = _sides(Path(self._lists.paths[0]).stem)
+        splits = splits_in(Path(self._lists.paths[0]).stem)
         nested = [path for path in names.images() if "/" in path]
-        paths = [path for path in nested if sides & _sides(path.partition("/")[0])]
-        count = Counter(path.rpartition("/")[2] for path in paths)
-        by_name = {path.rpartition("/")[2]: path for path in paths}
+        if splits:
+            nested = [
+                path for path in nested if splits & (splits_in(path.partition("/")[0]) or splits)
+            ]
+        count = Counter(path.rpartition("/")[2] for path in nested)
+        by_name = {path.rpartition("/")[2]: path for path in nested}
         self._nested = {of: path for of, path in by_name.items() if count[of] == 1}
         if file := next((of for of in by_name if of.rpartition(".")[0] == name), None):
             self._refuse_without(name, by_name[file])
@@ -474,11 +476,6 @@ class Table(NamedSource):
             return _name(self._labels if name == "labels" else self._boxes)
         (kept,) = (kept for kept in (*self.kept_files, *self._keep) if kept.name == name)
         return f"{'files of ' if kept in self.kept_files else ''}{_name(kept)}"
-
-
-def _sides(name: str) -> set[str]:
-    """Return the sides of a split that a name speaks of; if of none, all."""
-    return set(re.findall(rf"(?<![a-z])(?:{'|'.join(_SIDES)})", name.lower())) or set(_SIDES)
 
 
 def _column(text: str | None, option: str, columns: Sequence[str] = ()) -> _Column | None:

@@ -372,7 +372,12 @@ def test_files_in_subfolders_are_found_by_a_name_that_is_unique(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("table", "missing"),
-    [("train.csv", {"c.png"}), ("test_labels.csv", {"a.png", "b.png"}), ("labels.csv", set())],
+    [
+        ("train.csv", {"c.png"}),
+        ("test_labels.csv", {"a.png", "b.png"}),
+        ("train_test.csv", set()),
+        ("labels.csv", set()),
+    ],
 )
 def test_a_table_of_one_split_takes_no_image_of_the_other(
     tmp_path: Path, table: str, missing: set[str]
