@@ -1,7 +1,7 @@
 """A hook of MkDocs: what the site shows in addition to ``docs``.
 
-Pages at the root of the repository, where links start with ``docs/``, the help of each command, and
-what each file of tests checks.
+Pages at the root of the repository, where links start with ``docs/``, the help of each command,
+what each file of tests checks, and what becomes of odd images.
 README.md is the first page of the site.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -92,7 +93,19 @@ def _first_line(path: Path) -> str:
     return (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").partition("\n")[0]
 
 
-_GENERATED = {"cli.md": help_of_commands, "reliability.md": promises_of_tests}
+def hostile_images() -> str:
+    """Return what becomes of each odd or hostile image."""
+    sys.path.insert(0, str(ROOT / "tests/support"))
+    from hostile.page import tables
+
+    return tables()
+
+
+_GENERATED = {
+    "cli.md": help_of_commands,
+    "hostile-images.md": hostile_images,
+    "reliability.md": promises_of_tests,
+}
 """Page -> what the site adds at its end."""
 
 

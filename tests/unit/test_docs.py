@@ -99,7 +99,7 @@ def test_pages_run_in_any_order_in_one_folder(
     if page.name in ("clusters.md", "stores.md"):
         environment = {**environment, **request.getfixturevalue("bucket").environment}
     for block in blocks_of(page):
-        if block.kind not in _RUN_KINDS or block.mark.startswith(("not run: ", "file: ")):
+        if block.kind not in _RUN_KINDS or block.mark.startswith("not run: "):
             continue
         if block.kind == "python":
             script = reader / "block.py"
@@ -278,13 +278,8 @@ def test_every_format_has_an_example() -> None:
     assert {path.name for path in (DOCS / "examples").glob("read_*.py")} == set(EXAMPLES.values())
 
 
-def test_examples_on_pages_match_their_files() -> None:
-    blocks = blocks_of(DOCS / "format.md")
-    quoted = [block for block in blocks if block.mark.startswith("file: ")]
-    assert quoted
-    for block in quoted:
-        path = DOCS / block.mark.removeprefix("file: ")
-        assert block.body == path.read_text("utf-8"), path
+def test_the_example_of_the_order_computes_that_of_shardkit() -> None:
+    runpy.run_path(str(DOCS / "examples" / "order.py"))
 
 
 @for_each("page", PAGES)
