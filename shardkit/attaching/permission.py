@@ -12,8 +12,9 @@ from pathlib import Path
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.errors import UsageError, setting
-from shardkit.system.files import as_name, remove_leftovers, state_folder, write_atomically
+from shardkit.system.files import as_name, write_atomically
 from shardkit.system.text import as_command, printable
+from shardkit.system.user_files import remove_leftovers, state_folder
 
 
 def confirmed_folder(dataset: OpenedDataset) -> Path:

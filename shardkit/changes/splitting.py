@@ -17,7 +17,8 @@ from shardkit.errors import UsageError, setting
 from shardkit.options import option, takes
 from shardkit.sources.divided import SIDES, Divided, Division
 from shardkit.sources.opening import DivisionOptions
-from shardkit.system.files import is_temporary, require_local, write_together
+from shardkit.system.files import is_temporary, require_local
+from shardkit.system.user_files import write_together
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,9 +47,9 @@ from shardkit.sources.imagefolder import ImageFolder
 from shardkit.sources.opening import DivisionOptions, Exclusion
 from shardkit.sources.recognize import left_out, the_kinds
 from shardkit.sources.together import together
-from shardkit.system.files import require_own_output, write_result
 from shardkit.system.machine import usable_cpus
 from shardkit.system.urls import as_url
+from shardkit.system.user_files import require_own_output, write_result
 
 _READ_AS = "shardkit.read_as"
 """Entry of `click.Context.meta`: how a source, or each split, was recognized without a name of its

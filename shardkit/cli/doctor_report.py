@@ -15,9 +15,9 @@ from shardkit.measure.doctor.pipeline import Setup
 from shardkit.measure.doctor.profile import OWN_CODE, WAITS, Profile
 from shardkit.measure.doctor.tail import Tail
 from shardkit.measure.runner.gil import HOLDS
+from shardkit.measure.runner.other_load import OtherLoad
 from shardkit.record import PLANES
 from shardkit.system.formatting import amount
-from shardkit.system.machine import OtherLoad
 from shardkit.system.text import printable
 
 _WIDTH = 100

@@ -17,8 +17,8 @@ from shardkit.reporting.findings import KINDS, Findings
 from shardkit.reporting.page import MARK, page
 from shardkit.reporting.report import DatasetReport, report, require_examined
 from shardkit.reporting.similar import DISTANCE
-from shardkit.system.files import require_own_output, write_result
 from shardkit.system.formatting import amount
+from shardkit.system.user_files import require_own_output, write_result
 
 
 def _kinds(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:

@@ -21,8 +21,8 @@ from shardkit.record import IMAGE
 from shardkit.reporting.fields import sampled_rows
 from shardkit.reporting.pictures import picture, sheet
 from shardkit.reporting.records import describe_record, find_row, rows_of_class
-from shardkit.system.files import require_own_output, write_result
 from shardkit.system.formatting import amount
+from shardkit.system.user_files import require_own_output, write_result
 
 _MOST = 400
 """Maximum records to show at a time."""

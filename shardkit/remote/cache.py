@@ -27,15 +27,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardkit.errors import CorruptDataset, CorruptShard, ShardkitError, UsageError
-from shardkit.system.files import (
-    has_sha256,
-    read_small,
-    sha256_of,
-    state_folder,
-    sync,
-    write_atomically,
-)
+from shardkit.system.files import has_sha256, read_small, sha256_of, sync, write_atomically
 from shardkit.system.safe_paths import make_folder, opened, remove, require_no_link
+from shardkit.system.user_files import state_folder
 
 _TAG = "CACHEDIR.TAG"
 """Marks a folder as a cache, for us and for backup programs (bford.info/cachedir)."""

@@ -42,9 +42,10 @@ from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.errors import BadImage
 from shardkit.record import ABSENT, ARRAY_IMAGE, STORED_KINDS
 from shardkit.system import compiled
-from shardkit.system.files import published_file, remove_leftovers
+from shardkit.system.files import published_file
 from shardkit.system.npy import StoredValues, write_npy
 from shardkit.system.pool import Meter, Report, run_tasks
+from shardkit.system.user_files import remove_leftovers
 
 VERSION = 3
 """Increased when measuring changes: facts of other versions are measured again."""

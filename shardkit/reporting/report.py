@@ -20,8 +20,8 @@ from shardkit.reporting.embeddings import find_by_embedding
 from shardkit.reporting.fields import describe_fields
 from shardkit.reporting.findings import BY_EMBEDDING, KINDS, Findings, Group, find_all
 from shardkit.reporting.similar import DISTANCE
-from shardkit.system.files import write_together
 from shardkit.system.pool import Report
+from shardkit.system.user_files import write_together
 
 _BINS = 24
 

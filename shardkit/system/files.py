@@ -17,12 +17,11 @@ import secrets
 import stat
 import sys
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from shardkit.errors import ShardkitError, UsageError
+from shardkit.errors import UsageError
 from shardkit.system.safe_paths import UNFIT, Unfit, naming, open_plain, opened
 
 _BLOCK = 1 << 20
@@ -37,9 +36,6 @@ SMALL_BYTES = 64 << 20
 _NEW = os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags to create a file: fails if the name exists, even as a link."""
 
-_OLD = 600
-"""Age in seconds after which a temporary result counts as abandoned."""
-
 _PIECES = 512
 """Pieces written in one call; Linux allows twice as many."""
 
@@ -50,64 +46,6 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def write_together(contents: Mapping[Path, bytes], old: Iterable[Path]) -> None:
-    """Write files that belong together, and remove ``old`` ones that do not belong to them.
-
-    A crash leaves some or all of the new files, or of those before, but never some of both.
-    """
-    before = {*contents, *old}
-    with contextlib.ExitStack() as written:
-        for path, content in contents.items():
-            remove_leftovers(path)
-            file = written.enter_context(published_file(path))
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        for path in before:
-            path.unlink(missing_ok=True)
-        for folder in {path.parent for path in before}:
-            sync(folder)
-
-
-def write_result(path: Path, content: bytes) -> None:
-    """Write a file that the user requested, atomically.
-
-    ShardkitError if it cannot be written, most often because the disk is full.
-    """
-    try:
-        remove_leftovers(path)
-        write_atomically(path, content)
-    except OSError as error:
-        raise ShardkitError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def require_own_output(path: Path, option: str, mark: str) -> None:
-    """Refuse an output file that cannot be written, or that another program wrote.
-
-    The error names ``option``. ``mark`` is text such as "made by shardkit bench" in the first KiB
-    of each file of that command.
-    """
-    if path.is_dir():
-        why = "this is a folder; name a file in it"
-    elif not os.access(path.absolute().parent, os.W_OK | os.X_OK):
-        why = f"the folder {path.parent} does not exist or cannot be written"
-    elif path.exists() and not _starts_with(path, mark.encode()):
-        command = mark.removeprefix("made by ")
-        why = f"{command} did not write this file; choose another name, or remove it"
-    else:
-        return
-    raise UsageError(f"{option} {path}: {why}")
-
-
-def _starts_with(path: Path, mark: bytes) -> bool:
-    """Return whether a file is empty, or has a mark in its first KiB."""
-    if not path.is_file():  # a device
-        return False
-    with open(path, "rb") as file:
-        head = file.read(1024)
-    return not head or mark in head
-
-
 @contextlib.contextmanager
 def published(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to ``path``; on exit, sync it and rename it to ``path``.
@@ -115,10 +53,10 @@ def published(path: Path) -> Iterator[Path]:
     The block creates the file. Its name is random, so nobody can plant a file there. If the block
     raises, the file is removed and ``path`` keeps its content. A kill leaves the file behind: a
     conversion removes all that are in its work folder or in the dataset that it replaces, and
-    `remove_leftovers` those of the same path that `published_file` made.
+    `shardkit.system.user_files` those of the same path that `published_file` made.
     """
     # Names are limited to 255 bytes; the start is enough to recognize the file.
-    temporary = path.with_name(f".{_start_of(path)}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{start_of(path)}.{secrets.token_hex(8)}.tmp")
     try:
         yield temporary
         sync(temporary)
@@ -144,37 +82,14 @@ def published_file(path: Path) -> Iterator[BinaryIO]:
         file.flush()
 
 
-def _start_of(path: Path) -> str:
+def start_of(path: Path) -> str:
+    """Return the start of a file's name that the names of its temporary files have."""
     return os.fsdecode(os.fsencode(path.name)[:200])
 
 
 def is_temporary(name: str) -> bool:
     """Return whether a file has a name that only `published` gives, so that it may be removed."""
     return re.fullmatch(r"\..+\.[0-9a-f]{16}\.tmp", name.rpartition("/")[2], re.DOTALL) is not None
-
-
-def remove_leftovers(path: Path) -> None:
-    """Remove this user's files that a killed `published_file` left.
-
-    On a file system without locks, these are the ones that are ten minutes old or older.
-    """
-    pattern = re.compile(re.escape(f".{_start_of(path)}.") + r"[0-9a-f]{16}\.tmp")
-    for entry in os.scandir(path.parent):
-        if pattern.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-            with contextlib.suppress(OSError), open_regular(Path(entry.path)) as file:
-                status = os.fstat(file.fileno())
-                if status.st_uid == os.geteuid() and _is_abandoned(file.fileno(), status):
-                    os.unlink(entry.path)
-
-
-def _is_abandoned(descriptor: int, status: os.stat_result) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return time.time() - status.st_mtime > _OLD
-    return True
 
 
 def move_into(path: Path, folder: Path, name: str) -> None:
@@ -390,14 +305,6 @@ def require_local(path: str | Path) -> None:
             remedy="Download or mount the data, then pass the local folder.",
             where=f"{url[1]}://{url[2]}",
         )
-
-
-def state_folder() -> Path:
-    """Return the folder for what shardkit remembers for this user, which may not exist yet."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    above = Path(state if os.path.isabs(state) else os.path.expanduser("~/.local/state"))
-    # A user without a home, as in some containers, remembers nothing.
-    return above / "shardkit" if above.is_absolute() else Path("/nonexistent/shardkit")
 
 
 def free_bytes(path: Path) -> int:

@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 from shardkit.errors import UsageError, setting
-from shardkit.system.text import printable
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
     "kib": 2**10,
@@ -75,39 +74,8 @@ def json_value(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def percent(part: float) -> str:
-    """Format a fraction: "78 %"."""
-    return f"{100 * part:.0f} %"
-
-
 def significant(value: float) -> str:
     """Format a number with its significant digits: 0.04, 1.23, 12.3, 1,234."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def speedup_words(middle: float, lowest: float, highest: float, rounds: int) -> str:
-    """Format a speedup: the median of the rounds' ratios, and their range.
-
-    Each round compares two rates measured one after the other. The ratio of the two overall
-    medians may differ, and may even fall on the other side of 1, if other processes are busy.
-    """
-    return f"{middle:.2f}x ({lowest:.2f}x to {highest:.2f}x in {amount(rounds, 'round')})"
-
-
-def sample_words(settings: dict[str, Any]) -> str:
-    """Describe the samples and batches of a report's settings."""
-    parts = [printable(settings["decode"])]
-    if settings["transform"]:
-        parts.append(f"then {printable(settings['transform'])}")
-    return f"{' '.join(parts)}, batches of {settings['batch_size']}, in random order"
-
-
-def step_words(settings: dict[str, Any]) -> str:
-    """Describe the training step of a report's settings."""
-    if settings["model"]:
-        return f"training {printable(settings['model'])} with each batch"
-    if settings["step_ms"]:
-        return f"a wait of {settings['step_ms']:g} ms for each batch"
-    return "none: batches are read and let go"

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.errors import UsageError
-from shardkit.system.files import read_small, write_result
+from shardkit.system.files import read_small
 from shardkit.system.machine import usable_cpus
 from shardkit.system.text import quoted
+from shardkit.system.user_files import write_result
 from shardkit.torch.engine.options import ENGINE_KINDS, LoaderOptions
 from shardkit.torch.engine.preflight import local_ranks, why_processes
 from shardkit.torch.loader import Preset

@@ -18,8 +18,9 @@ from shardkit.dataset.manifest import MANIFEST_NAME, build_typed
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.record import dump_json, load_json
-from shardkit.system.files import as_text, read_small, remove_leftovers, write_atomically
+from shardkit.system.files import as_text, read_small, write_atomically
 from shardkit.system.text import quoted
+from shardkit.system.user_files import remove_leftovers
 from shardkit.verification.shard_check import Finding
 from shardkit.verification.source_comparison import SourceReport
 from shardkit.verification.verify import Verification

@@ -30,7 +30,8 @@ from shardkit import (
 from shardkit.cluster.work import commit
 from shardkit.conversion.staging import DATASET, WORK_NAME
 from shardkit.dataset.source import DatasetSource
-from shardkit.system.files import write_atomically, write_result
+from shardkit.system.files import write_atomically
+from shardkit.system.user_files import write_result
 
 VICTIM = {"a": b"1", "b": b"2", "state/plan.json": b"3", "dataset/x": b"4", "scratch/y": b"5"}
 

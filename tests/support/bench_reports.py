@@ -9,10 +9,10 @@ from typing import Any
 from shardkit.measure.bench.bench import lines_of
 from shardkit.measure.bench.report import BenchReport
 from shardkit.measure.runner.material import SubjectInfo
+from shardkit.measure.runner.other_load import OtherLoad
 from shardkit.measure.runner.rounds import Candidate, Result
 from shardkit.measure.runner.spec import StopCondition, Subject, parse_loader
 from shardkit.measure.runner.timing import Measurement
-from shardkit.system.machine import OtherLoad
 
 PLAIN = "plain:num_workers=2"
 

@@ -11,11 +11,12 @@ from shardkit.measure.bench.report import BenchReport, Line, line_of
 from shardkit.measure.bench.steps import EPOCHS, lines_of_steps, step_candidates
 from shardkit.measure.runner.environment import environment
 from shardkit.measure.runner.material import SubjectInfo, is_dataset
+from shardkit.measure.runner.other_load import other_load
 from shardkit.measure.runner.rounds import CACHES, Candidate, Result, Watch, run_interleaved
 from shardkit.measure.runner.spec import PLAIN, LoaderSpec, StopCondition, Subject, parse_loader
 from shardkit.measure.runner.workload import Workload
 from shardkit.options import option, takes
-from shardkit.system.machine import other_load, usable_cpus
+from shardkit.system.machine import usable_cpus
 
 COLD_MOST = 10
 """A cold measurement is one epoch, at most this many times as long as a warm one."""

@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 
 from shardkit.measure.runner.material import SubjectInfo
+from shardkit.measure.runner.other_load import OtherLoad
 from shardkit.measure.runner.rounds import Result, Spread
 from shardkit.system.formatting import (
     amount,
     json_value,
-    sample_words,
     significant,
     size,
-    step_words,
 )
-from shardkit.system.machine import OtherLoad
 from shardkit.system.text import printable, shortened
 
 VERSION = 3
@@ -253,12 +251,29 @@ class BenchReport:
             [
                 *lines,
                 "",
-                f"  sample    {sample_words(settings)}",
-                f"  step      {step_words(settings)}",
+                f"  sample    {_sample_words(settings)}",
+                f"  step      {_step_words(settings)}",
                 f"  measured  {amount(settings['complete'], 'round')} of {settings['length']}; "
                 f"{where['processors']} CPUs, {size(where['memory'])}",
             ]
         )
+
+
+def _sample_words(settings: dict[str, Any]) -> str:
+    """Describe the samples and batches of a report's settings."""
+    parts = [printable(settings["decode"])]
+    if settings["transform"]:
+        parts.append(f"then {printable(settings['transform'])}")
+    return f"{' '.join(parts)}, batches of {settings['batch_size']}, in random order"
+
+
+def _step_words(settings: dict[str, Any]) -> str:
+    """Describe the training step of a report's settings."""
+    if settings["model"]:
+        return f"training {printable(settings['model'])} with each batch"
+    if settings["step_ms"]:
+        return f"a wait of {settings['step_ms']:g} ms for each batch"
+    return "none: batches are read and let go"
 
 
 def line_of(result: Result, baseline: Result, loader: str = "") -> Line:

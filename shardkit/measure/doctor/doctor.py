@@ -31,12 +31,12 @@ from shardkit.measure.doctor.pipeline import (
 from shardkit.measure.doctor.profile import OWN_CODE, Profile, profile
 from shardkit.measure.doctor.remedies import loop_changes, propose, together
 from shardkit.measure.doctor.stored import convert_images, to_convert, write_images
+from shardkit.measure.runner.other_load import CpuMeter, OtherLoad
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import turn
 from shardkit.measure.runner.spec import StepSpec, Subject
 from shardkit.measure.runner.workload import Workload
 from shardkit.options import option, same_option, takes
-from shardkit.system.machine import CpuMeter, OtherLoad
 from shardkit.system.temporary import TemporaryFolder
 from shardkit.system.text import shell
 

@@ -14,7 +14,7 @@ from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.spec import PLAIN, LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.measure.runner.timing import Measurement
-from shardkit.system.formatting import speedup_words
+from shardkit.system.formatting import amount
 
 CACHES = ("warm", "cold")
 """``warm``: the files are cached. ``cold``: their pages were dropped before."""
@@ -52,7 +52,8 @@ class Spread:
 
     def describe(self) -> str:
         """Return a ratio as text: ``1.94x (1.57x to 3.50x in 5 rounds)``."""
-        return speedup_words(self.median, self.lowest, self.highest, self.rounds)
+        rounds = amount(self.rounds, "round")
+        return f"{self.median:.2f}x ({self.lowest:.2f}x to {self.highest:.2f}x in {rounds})"
 
 
 @dataclass(frozen=True, kw_only=True)

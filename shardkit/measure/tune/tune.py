@@ -15,6 +15,7 @@ import torch
 from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
 from shardkit.measure.runner import session
 from shardkit.measure.runner.material import SubjectInfo, is_dataset
+from shardkit.measure.runner.other_load import OtherLoad, other_load
 from shardkit.measure.runner.process import PATIENCE, MeasurementProcess
 from shardkit.measure.runner.rounds import Watch
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition
@@ -33,7 +34,7 @@ from shardkit.measure.tune.search import (
 )
 from shardkit.options import option, takes
 from shardkit.system.formatting import amount, json_value
-from shardkit.system.machine import OtherLoad, other_load, usable_cpus
+from shardkit.system.machine import usable_cpus
 from shardkit.system.text import printable
 from shardkit.torch.engine.preflight import default_workers, local_ranks, suited_engine
 from shardkit.torch.tuned import Tuned

@@ -13,11 +13,14 @@ from shardkit.options import option
 from shardkit.sampling.epochs import Epochs
 from shardkit.sampling.order import BlockShuffle, Order
 from shardkit.sampling.ranks import Rank
+from shardkit.system.late import load
 from shardkit.torch.data import nested
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.ops import ImageOp
-from shardkit.torch.data.sampled import SampledOrder
 from shardkit.torch.data.schedule import BatchSchedule
+
+_OF_SAMPLER = "shardkit.orders.sampled:SampledOrder"
+"""The order of a sampler of PyTorch."""
 
 
 class OrderSampler:
@@ -159,7 +162,10 @@ class OrderOptions(RowOrder):
         if not hasattr(sampler, "__iter__") or not hasattr(sampler, "__len__"):
             hint = f": use {sampler.__name__}(...)" if isinstance(sampler, type) else ""
             raise UsageError(f"sampler={sampler!r} is not a sampler with a length{hint}")
-        return SampledOrder(size=len(sampler), seed=seed, sampler=sampler, of=len(dataset))
+        of_sampler: Order = load(_OF_SAMPLER)(
+            size=len(sampler), seed=seed, sampler=sampler, of=len(dataset)
+        )
+        return of_sampler
 
     @property
     def ops(self) -> tuple[ImageOp, ...]:

@@ -10,13 +10,17 @@ import torch
 from shardkit.codecs.image import Decoding
 from shardkit.errors import UsageError, setting
 from shardkit.record import LABEL
+from shardkit.system.late import load
 from shardkit.torch.data.batch_rows import BatchRows, WindowReader
 from shardkit.torch.data.collate import Values
 from shardkit.torch.data.images import DECODES, Decode, ImageReader, MaskReader, require_one_size
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.reader_options import ReadFields
 from shardkit.torch.data.transforms import FieldTransforms, require_known
-from shardkit.torch.data.values import move_arrays, read_apart, read_column
+from shardkit.torch.data.values import read_apart, read_column
+
+_FOLLOWING = "shardkit.torch.data.following:move_arrays"
+"""Moves arrays with their image."""
 
 
 class SampleReader(NamedTuple):
@@ -120,7 +124,8 @@ class SampleReader(NamedTuple):
         values = read_apart(batch, name, self.fields.shards.schema[name])
         if op is None or leading is None or name not in self.fields.follow:
             return values
-        return move_arrays(batch, name, values, op, leading)
+        moved: Values = load(_FOLLOWING)(batch, name, values, op, leading)
+        return moved
 
 
 def _read(readers: Sequence[SampleReader], batches: Sequence[BatchRows], name: str) -> list[Values]:

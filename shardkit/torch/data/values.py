@@ -8,8 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shardkit.codecs.geometry import move_array
-from shardkit.errors import UsageError
 from shardkit.kinds.field import BFLOAT16, Field
 from shardkit.record import ABSENT
 from shardkit.system import compiled
@@ -44,38 +42,6 @@ def read_apart(rows: BatchRows, name: str, field: Field) -> Values:
             raise located.corrupt(number, f"{name!r} is damaged: {error}") from error
         values.append(_as_tensor(value, field) if isinstance(value, np.ndarray) else value)
     return Values(values)
-
-
-def move_arrays(rows: BatchRows, name: str, values: Values, op: ImageOp, leading: str) -> Values:
-    """Return arrays cropped, scaled and flipped like their image; unchanged where a row lacks it.
-
-    ``values`` are tensors of shape (channels, height, width), or None. ``op`` crops the images of
-    the field ``leading``. Raises UsageError if an array has another number of axes, or is larger
-    than its image.
-    """
-    located = rows.located(leading)
-    crops = rows.crops(op, located)
-    moved = list[Any]()
-    for number, value in enumerate(values.values):
-        if value is None or located.fields[number] == ABSENT:
-            moved.append(value)
-            continue
-        frame = frame_of(crops[number], located.widths[number], located.heights[number])
-        known = value.float() if value.dtype == torch.bfloat16 else value  # NumPy lacks that type
-        try:
-            array = move_array(np.asarray(known), frame, op.filter)
-        except ValueError as error:
-            raise UsageError(
-                f"{rows.describe(number)}: {name!r} is {error};", remedy="leave it out of follow="
-            ) from error
-        moved.append(torch.from_numpy(array).to(value.dtype))
-    shapes = {None if value is None else value.shape for value in moved}
-    if len(shapes) > 1 or None in shapes:
-        return Values(moved)
-    block = new_block((len(moved), *moved[0].shape), shared=len(moved) > 1, dtype=moved[0].dtype)
-    for slot, value in zip(block, moved, strict=True):
-        slot.copy_(value)
-    return Values(block, block)
 
 
 def read_column(rows: BatchRows, name: str, op: ImageOp | None, leading: str | None) -> Values:

@@ -34,10 +34,10 @@ from shardkit.system.files import (
     sync,
     write_all,
     write_atomically,
-    write_result,
 )
 from shardkit.system.scratch import scratch
 from shardkit.system.temporary import TemporaryBytes, TemporaryFolder, full_disk_named
+from shardkit.system.user_files import write_result
 
 
 def test_a_file_appears_complete(tmp_path: Path) -> None:

@@ -143,29 +143,6 @@ def test_the_file_system_is_that_of_the_nearest_mount(monkeypatch: pytest.Monkey
     assert machine.filesystem(Path("/database")) == ("ext4", "/")
 
 
-def test_the_load_of_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(psutil, "cpu_percent", lambda seconds: 50.0)
-    load = machine.other_load()
-    assert str(load) == "other processes used 2.0 of 4 CPUs at the start"
-    assert load.disturbs
-    assert not machine.OtherLoad(busy=0.0, present=4).disturbs
-
-
-def test_the_own_cpu_time_is_not_other_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([(0.0, 10.0, 1.0), (10.0, 25.0, 6.0)])
-    monkeypatch.setattr(machine, "_cpu_times", lambda: next(times))
-
-    assert machine.CpuMeter().other_load().busy == 1.0
-
-
-def test_cpu_times_include_this_process() -> None:
-    elapsed, busy, own = machine._cpu_times()
-
-    assert 0 < own <= busy
-    assert elapsed > 0
-
-
 # The priority of a thread: lowered for it and for threads that it starts, and for no other.
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has threads' priorities")

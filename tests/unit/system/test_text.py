@@ -9,19 +9,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from bench_reports import HOSTILE, SETTINGS
+from bench_reports import HOSTILE
 from table import for_each
 
 from shardkit import UsageError
 from shardkit.system import text_hashes
 from shardkit.system.formatting import (
     amount,
-    percent,
-    sample_words,
     significant,
     size,
-    speedup_words,
-    step_words,
 )
 from shardkit.system.text import as_command, name_list, printable, quoted, shell, shortened
 from shardkit.system.text_hashes import TextHashes
@@ -118,21 +114,6 @@ def test_sizes_and_counts() -> None:
         *((2, "class", "2 classes"), (2, "entry", "2 entries"), (2, "bad file", "2 bad files")),
     ):
         assert amount(number, noun) == text
-
-
-def test_settings_are_described() -> None:
-    assert sample_words(SETTINGS) == "CenterCrop(8), batches of 10, in random order"
-    both = sample_words({**SETTINGS, "decode": "pil", "transform": "a:b"})
-    assert both == "pil then a:b, batches of 10, in random order"
-    assert step_words(SETTINGS) == "none: batches are read and let go"
-    assert step_words({**SETTINGS, "step_ms": 2.5}) == "a wait of 2.5 ms for each batch"
-    assert step_words({**SETTINGS, "model": "small"}) == "training small with each batch"
-
-
-def test_fractions_and_speedups() -> None:
-    assert percent(0.784) == "78 %"
-    assert speedup_words(1.5, 1.25, 2, 3) == "1.50x (1.25x to 2.00x in 3 rounds)"
-    assert speedup_words(1.5, 1.5, 1.5, 1) == "1.50x (1.50x to 1.50x in 1 round)"
 
 
 def test_texts_are_printable_and_commands_can_be_copied() -> None:

@@ -10,7 +10,7 @@ import pytest
 from bench_reports import OPENED, hostile, report, result, usual
 
 from shardkit.measure.bench.report import BenchReport
-from shardkit.system.machine import OtherLoad
+from shardkit.measure.runner.other_load import OtherLoad
 
 
 def test_the_table_shows_the_ratio_beside_the_rate() -> None:
@@ -120,6 +120,18 @@ def test_a_split_is_named() -> None:
     opened = dataclasses.replace(OPENED, split="train\x1b")
 
     assert "dataset, split train\\x1b, 1,000 images" in report(result("a", opened=opened)).table()
+
+
+def test_the_table_ends_with_the_settings() -> None:
+    for settings, sample, step in (
+        ({}, "CenterCrop(8), batches of 10, in random order", "none: batches are read and let go"),
+        ({"step_ms": 2.5}, "CenterCrop(8), batches", "a wait of 2.5 ms for each batch"),
+        ({"transform": "a:b"}, "CenterCrop(8) then a:b, batches", "none: "),
+        ({"model": "small"}, "CenterCrop(8), batches", "training small with each batch"),
+    ):
+        lines = report(SLOW, **settings).table().splitlines()
+        assert lines[-3].startswith(f"  sample    {sample}")
+        assert lines[-2].startswith(f"  step      {step}")
 
 
 def test_it_is_json() -> None:

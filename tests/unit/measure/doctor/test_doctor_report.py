@@ -15,9 +15,9 @@ from shardkit.measure.doctor.doctor import DoctorReport
 from shardkit.measure.doctor.judgement import Measured, diagnose
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
+from shardkit.measure.runner.other_load import OtherLoad
 from shardkit.measure.runner.spec import Subject
 from shardkit.recipe import Recipe
-from shardkit.system.machine import OtherLoad
 
 BASE = [95.0, 100.0, 105.0]
 RAW = Remedy(name="raw pixels of 256x256", price="2.0x the space", recipe=Recipe())

@@ -18,13 +18,13 @@ from shardkit.cli.options import duration
 from shardkit.errors import MeasurementFailed, MeasurementTimeout
 from shardkit.measure.runner import session
 from shardkit.measure.runner.material import SubjectInfo
+from shardkit.measure.runner.other_load import OtherLoad
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import Spread
 from shardkit.measure.runner.spec import LoaderSpec
 from shardkit.measure.tune.loop import variants
 from shardkit.measure.tune.search import Tried, cost, name_of
 from shardkit.measure.tune.tune import TuneReport
-from shardkit.system.machine import OtherLoad
 from shardkit.torch.engine.preflight import default_workers
 from shardkit.torch.tuned import load_tuned
 
