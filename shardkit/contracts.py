@@ -605,7 +605,7 @@ class Scan:
     understood: Mapping[str, str] = field(default_factory=dict)
     """How the source was understood, for the user to check: a term, such as "label", and a text."""
     notes: Sequence[str] = ()
-    """Sentences about the source that its user should read in the summary of a conversion."""
+    """Sentences that the user should read after a conversion, with options by reference."""
     fields: Schema | None = None
     """The fields of all records; None means images, and labels if there are classes."""
     known: bool = True

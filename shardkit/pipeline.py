@@ -252,7 +252,7 @@ class _Conversion:
             if unchecked and self.pixels == "rgb" and self.field != FOREIGN_FIELD:
                 return ImageInfo(0, 0)
             if isinstance(error, TooManyPixels):
-                raise BadImage(f"{error} ({MORE_PIXELS})") from error
+                raise BadImage(f"{error.stated} ({MORE_PIXELS})") from error
             raise
 
     def image(self, *, proven: bool = False) -> ConvertedImage:

@@ -37,8 +37,8 @@ RESIZE_MODES = ("shorter", "longer", "crop", "pad", "stretch")
 CHECKS = ("decode", "header", "none")
 DEFAULT_QUALITY = 90
 
-TOO_SMALL = "--enlarge or --resize-mode pad"
-"""Options that accept images too small for raw pixels of one size, as messages name them."""
+TOO_SMALL = f"{setting('enlarge', True)} or {setting('resize_mode', 'pad')}"
+"""Options that accept images too small for raw pixels of one size."""
 
 ENCODED_AS = {"jpeg": "jpg", "png": "png", "webp": "webp", "raw": "raw", "planes": PLANES}
 """The image field of each encoding; ``keep`` keeps that of the file."""
@@ -56,11 +56,13 @@ than the requested size."""
 CHECK_NOTES = frozenset(("damaged", "odd"))
 """The `NOTES` that result from decoding an image."""
 
-RE_ENCODE = "which cannot be stored as it is; --encode jpeg, png or webp re-encodes it"
+RE_ENCODE = (
+    f"which cannot be stored as it is; {setting('encode', 'jpeg')}, png or webp re-encodes it"
+)
 
-MORE_PIXELS = "--max-pixels raises it for --resize"
+MORE_PIXELS = f"{setting('max_pixels')} raises it for {setting('resize')}"
 
-TOLERATE = "--tolerate-damage stores it with the pixels that Pillow decodes"
+TOLERATE = f"{setting('tolerate_damage', True)} stores it with the pixels that Pillow decodes"
 
 
 def parse_size(resize: int | tuple[int, int] | str) -> int | tuple[int, int]:

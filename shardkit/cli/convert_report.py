@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+import click
+
 from shardkit.cli.console import say
 from shardkit.cli.printing import (
     Tally,
@@ -20,11 +22,12 @@ from shardkit.cli.printing import (
     some,
     table,
 )
+from shardkit.cli.run import flags_of
 from shardkit.contracts import LOOSE, Scan
 from shardkit.conversion.convert import Converted
 from shardkit.conversion.plan import Plan
 from shardkit.dataset.manifest import Manifest
-from shardkit.errors import Problem
+from shardkit.errors import Problem, spelled
 from shardkit.kinds.field import Schema
 from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL
 from shardkit.registry import get_source
@@ -70,8 +73,14 @@ def show_plan(src: Path | str, dst: Path | str, plan: Plan) -> None:
 
 
 def _show_notes(scan: Scan) -> None:
-    for text in scan.notes:
+    for text in _notes(scan):
         line("noted", printable(text))
+
+
+def _notes(scan: Scan) -> list[str]:
+    """Return the notes, with options as the command that runs has them."""
+    spell = flags_of(click.get_current_context())
+    return [spelled(text, spell) for text in scan.notes]
 
 
 def plan_fields(plan: Plan) -> dict[str, Any]:
@@ -84,7 +93,7 @@ def plan_fields(plan: Plan) -> dict[str, Any]:
             "classes": plan.class_counts(split),
             "recipe": split.meta["recipe"],
             "understood": dict(plan.scan.understood),
-            "notes": [*plan.scan.notes],
+            "notes": _notes(plan.scan),
             "first": _first_rows(plan.scan, split.name),
             "ignored": as_json(plan.scan.ignored.get(split.name, [])),
             "problems": as_json(plan.scan.problems.get(split.name, [])),

@@ -38,7 +38,7 @@ from shardkit.conversion.staging import STATE, StagingDirectory
 from shardkit.conversion.task import Built, carry_out
 from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.dataset.reports import StoredReport, report_lines
-from shardkit.errors import ConversionFailed, Problem, ShardkitError, UsageError
+from shardkit.errors import ConversionFailed, Problem, ShardkitError, UsageError, setting
 from shardkit.kinds.field import describe_schema, load_schema
 from shardkit.recipe import Recipe
 from shardkit.record import Record, dump_json, load_json
@@ -260,13 +260,13 @@ class Jobs:
         if is_own_source(self.kind) and kind not in (None, self.kind):
             raise UsageError(
                 f"the plan in {ledger.place} reads {self.kind}, not {quoted(kind)};",
-                remedy="leave --kind out",
+                remedy=f"leave {setting('kind', kind)} out",
             )
         if not is_own_source(self.kind) and self.kind != kind:
             raise UsageError(
                 f"the plan in {ledger.place} reads its images by code of another package: the "
                 f"source {self.kind!r}",
-                remedy=f"If you trust the plan, add --kind {quoted(self.kind)}.",
+                remedy=f"If you trust the plan, add {setting('kind', self.kind)}.",
             )
 
     def __len__(self) -> int:

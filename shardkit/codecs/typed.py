@@ -31,7 +31,7 @@ from shardkit.codecs.image_type import DTYPES, GRAY, MOST_BYTES, RGB, ImageType,
 from shardkit.codecs.limits import LEAST_PACKED, check_size, in_turn_if_large
 from shardkit.codecs.png16 import decode_png16, png_header
 from shardkit.codecs.tiff import decode_tiff
-from shardkit.errors import BadImage
+from shardkit.errors import BadImage, setting
 from shardkit.record import ARRAY_IMAGE, PLANES
 from shardkit.system.npy import read_npy
 
@@ -122,7 +122,10 @@ def decode_gray(
         pixels = _as_image(own)
         kind = ImageType.of(pixels)
         if kind.dtype not in ("uint8", "uint16") or kind.channels not in (1, 3):
-            raise BadImage(f"it is of {kind}, which has no gray image of 8 bits: --pixels keep")
+            raise BadImage(
+                f"it is of {kind}, which has no gray image of 8 bits",
+                remedy=f"use {setting('pixels', 'keep')}",
+            )
         narrow = (pixels >> 8 if kind.dtype == "uint16" else pixels).astype(np.uint8)
         rgb = np.broadcast_to(narrow, (*pixels.shape[:2], 3))
     else:
@@ -194,7 +197,7 @@ def _type_of(image: Image.Image) -> ImageType:
     if image.info.get("bits", 8) > 8:  # of HEIF and JPEG XL, which Pillow does not hold
         raise BadImage(
             f"it has {image.info['bits']} bits, of which 8 would be kept",
-            remedy="use --pixels rgb, or convert it to a PNG or TIFF file of 16 bits",
+            remedy=f"use {setting('pixels', 'rgb')}, or a PNG or TIFF file of 16 bits",
         )
     mode = "I;16" if image.mode.startswith("I;16") else image.mode
     if mode == "I" and image.format in _WIDE:
@@ -266,7 +269,7 @@ def _not_rgb(info: ImageInfo) -> BadImage:
     channels = info.pixels.channels
     if moved := describe_moved(info):
         return BadImage(f"it has {moved}")
-    remedy = "store it with --pixels keep, or as a field of the kind array"
+    remedy = f"store it with {setting('pixels', 'keep')}, or as a field of the kind array"
     if channels > _MOST_COLORS:
         return BadImage(f"it has {channels} channels, not 1 to 4: {remedy}")
     example = ", as in (255 * x).round().astype('uint8')" if info.pixels.values.kind == "f" else ""

@@ -206,7 +206,7 @@ def require_good(works: Sequence[ShardWork], plan: Plan, staging: StagingDirecto
     if not problems or (skip and shards):
         return
     count = f"{len(problems)} bad file{'s' if len(problems) > 1 else ''}"
-    small = sum(TOO_SMALL in problem.reason for problem in problems)
+    small = sum(TOO_SMALL in problem.message for problem in problems)
     if small:
         count += f", {small} of them too small ({TOO_SMALL} accepts these)"
     first = f"The first is {problems[0].path}: {problems[0].message}"

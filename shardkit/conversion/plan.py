@@ -320,7 +320,7 @@ def _require_few_classes(schema: Schema) -> None:
             raise UsageError(
                 f"the {count:,} class names of {name} have over {formatting.size(_CLASS_BYTES)}",
                 remedy="if each row has a class of its own, store the value as another field, "
-                "such as with --keep",
+                f"such as with {setting('keep')}",
             )
 
 

@@ -557,7 +557,7 @@ def refuse_overlap(source: Source, target: Path) -> None:
             raise UsageError(
                 f"{target} and the source {path} overlap",
                 remedy="choose a directory outside of it, or a smaller source folder (for "
-                "tables and annotations: --root)",
+                f"tables and annotations: {setting('root')})",
             )
 
 

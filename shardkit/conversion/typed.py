@@ -97,7 +97,7 @@ def _bad_images(reasons: list[str], source: Images, row: int) -> Iterator[None]:
     try:
         yield
     except BadImage as error:
-        reasons.append(f"{source.source.locate(source.split, source.entries[row])}: {error}")
+        reasons.append(f"{source.source.locate(source.split, source.entries[row])}: {error.stated}")
 
 
 def _take_kind(kinds: dict[str, ImageType], name: str, record: Record) -> None:

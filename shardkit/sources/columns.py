@@ -86,9 +86,10 @@ def lost_labels(
     names = [name for name in unused if _as_label(name, image)]
     option = "label" if names else option
     names = names or [",".join(others)] * bool(others)
+    ways = ", ".join(setting(option, name) for name in names)
     listed = " or ".join(names)
-    none = "to none" if option == "label" else "label to none"
-    return f"no labels, but {listed} may hold them: set {option} to it, or {none}" if names else ""
+    none = setting("label", NONE)
+    return f"no labels, but {listed} may hold them: use {ways} or {none}" if names else ""
 
 
 _BITS: dict[object, bool] = {0: False, "0": False, "0.0": False, "false": False}
@@ -300,7 +301,7 @@ class Columns:
         integers = [column.name for column in left if column.holds == "integer"]
         names = [column.name for column in left if self._may_be_labels(column)]
         note = lost_labels(names, self.image, integers * (len(integers) == 1))
-        notes = [f"no labels, but {name} may hold several: set keep to it" for name in lists]
+        notes = [f"{name} may hold several labels: use {setting('keep', name)}" for name in lists]
         return [*notes, note] if note else notes
 
     @property

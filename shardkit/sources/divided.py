@@ -214,7 +214,8 @@ class Divided(Wrapper):
     def _require_sides(self, splits: Mapping[str, Sized]) -> None:
         empty = [self._names[name] for name, images in splits.items() if not len(images)]
         if empty:
-            remedy = "" if self._division.stratify else ", another seed, or stratify=True"
+            more = f", another seed, or {setting('stratify', True)}"
+            remedy = "" if self._division.stratify else more
             raise UsageError(
                 f"no image of {self} is in {empty[0]}", remedy=f"choose a larger fraction{remedy}"
             )

@@ -427,8 +427,8 @@ def _notes(classes: Sequence[str]) -> Iterator[str]:
     by_value = sorted(classes, key=natural)
     if all(name.isdecimal() for name in classes) and by_value != [*classes]:
         yield (
-            f"classes are numbers, sorted as text: {_first_labels(classes)}; with --class-order "
-            f"natural: {_first_labels(by_value)}"
+            f"classes are numbers, sorted as text: {_first_labels(classes)}; with "
+            f"{setting('class_order', 'natural')}: {_first_labels(by_value)}"
         )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.contracts import Entry, SourceOptions, recorded
-from shardkit.errors import BadImage, Problem, UsageError
+from shardkit.errors import BadImage, Problem, UsageError, setting
 from shardkit.kinds.field import Schema, describe_schema, load_schema
 from shardkit.kinds.packing import with_fields
 from shardkit.options import option
@@ -297,7 +297,7 @@ class Names:
         except BadImage:
             raise
         except ValueError as error:
-            remedy = "; name it relative to the folder (--root)" if plain.startswith("/") else ""
+            remedy = f"; name it relative to {setting('root')}" if plain.startswith("/") else ""
             raise BadImage(f"its name is not a plain path below the root folder{remedy}") from error
         except OSError as error:
             require_machine(error, path)
@@ -315,7 +315,7 @@ class Names:
         if not self._follows_links and not is_below(os.path.realpath(path), self._top):
             raise BadImage(
                 "it is below a link that leads out of the root folder",
-                remedy="if you trust its links, pass --follow-links (follow_links=True)",
+                remedy=f"if you trust its links, add {setting('follow_links', True)}",
             )
 
     def images(self, folder: str = "") -> Iterator[str]:

@@ -203,7 +203,8 @@ class Table(NamedSource):
             raise UsageError(
                 f"{setting('label')} and {setting('labels')} exclude each other;",
                 remedy="to store both, keep the label as another field: "
-                f"{setting('labels', options.labels)} and keep='label_value={options.label}'",
+                f"{setting('labels', options.labels)} and "
+                f"{setting('keep', f'label_value={options.label}')}",
             )
         self._nested: dict[str, str] = {}
         """The path of each file in a subfolder by its name, if the table names files by that."""

@@ -62,14 +62,14 @@ def test_photographs_of_phones_are_upright_once(photos: Path, tmp_path: Path) ->
 
 @needs_heif
 def test_a_plain_copy_is_refused(photos: Path, tmp_path: Path) -> None:
-    with refused(BadImages, "deep.heic", "HEIF", "--encode jpeg, png or webp"):
+    with refused(BadImages, "deep.heic", "HEIF", "encode='jpeg', png or webp"):
         convert(photos, tmp_path / "made", to="lmdb", workers=1)
 
 
 @needs_heif
 def test_ten_bits_are_not_cut_to_eight_where_all_are_to_be_kept(tmp_path: Path) -> None:
     photos = make_tree(tmp_path / "photos", {"a.heic": (FOLDER / "deep.heic").read_bytes()})
-    with refused(UsageError, "10 bits", "--pixels rgb"):
+    with refused(UsageError, "10 bits", "pixels='rgb'"):
         convert(photos, tmp_path / "made", to="lmdb", pixels="keep", encode="png", workers=1)
 
 

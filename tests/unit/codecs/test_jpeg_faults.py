@@ -199,7 +199,7 @@ def test_data_loss_is_refused_with_the_remedy(tmp_path: Path) -> None:
     reasons = {problem.path: problem.reason for problem in caught.value.problems}
     assert len(reasons) == len(LOST) + len(ENDLESS)
     assert all("damaged" in reason for reason in reasons.values())
-    helped = [path for path, reason in reasons.items() if "--tolerate-damage" in reason]
+    helped = [path for path, reason in reasons.items() if "tolerate_damage=True" in reason]
     assert len(helped) == len(LOST)
 
 

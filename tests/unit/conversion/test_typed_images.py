@@ -205,7 +205,7 @@ def test_options_that_contradict_each_other(source: Path, tmp_path: Path) -> Non
     floats = [{"image": np.zeros((3, 4), np.float32)}]
     with refused(UsageError, "encode='png'", "uint8", "uint16", "float32"):
         convert(floats, tmp_path / "out", to="lmdb", pixels="keep", encode="png")
-    with refused(BadImages, "float32", "uint8", "--pixels keep"):
+    with refused(BadImages, "float32", "uint8", "pixels='keep'"):
         convert(floats, tmp_path / "out", to="lmdb")
 
 

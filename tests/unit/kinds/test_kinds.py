@@ -322,7 +322,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path, value: Any, facts: tuple[st
         (torch.zeros(40, 50, 2, dtype=torch.uint8), "tensor.permute(2, 0, 1)"),
         (np.zeros((40, 50, 3), np.float32), "(255 * x).round()"),
         (np.zeros((40, 50), np.uint16), "uint16"),
-        (np.zeros((40, 50, 5), np.uint8), "--pixels keep"),
+        (np.zeros((40, 50, 5), np.uint8), "pixels='keep'"),
     ],
 )
 def test_arrays_that_are_no_rgb_have_a_remedy(tmp_path: Path, value: Any, remedy: str) -> None:

@@ -485,7 +485,7 @@ def test_names_that_look_alike_are_not_two_classes(tmp_path: Path, names: tuple[
 def test_numbers_as_classes_are_noted_in_both_orders(tmp_path: Path) -> None:
     make_tree(tmp_path, {f"{number}/a.jpg": JPEG for number in range(11)})
     (note,) = scanned(tmp_path).notes
-    for fact in ("10=2", "--class-order natural", "10=10"):
+    for fact in ("10=2", "class_order='natural'", "10=10"):
         assert fact in note
     natural = scanned(tmp_path, class_order="natural")
     assert natural.notes == []

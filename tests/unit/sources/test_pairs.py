@@ -285,6 +285,6 @@ def test_links_to_folders_are_followed_if_the_user_says_so(tmp_path: Path) -> No
         (source / name / "more").symlink_to(outside / name)
     scanned = scan(source)
     (problem,) = scanned.problems[""]
-    assert (problem.path, "--follow-links" in problem.reason) == ("images/more", True)
+    assert (problem.path, "follow_links=True" in problem.reason) == ("images/more", True)
     expected = [("images/b.jpg", *ONE), ("images/more/a.jpg", *ONE)]
     assert pairs(scan(source, follow_links=True)) == {"": expected}

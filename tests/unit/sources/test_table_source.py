@@ -182,7 +182,7 @@ def test_rows_that_cannot_be_used_are_named(root: Path, tmp_path: Path) -> None:
         "labels and captions, as lists",
         "a/9.png": "it cannot be read: No such file or directory (t.csv:4)",
         "../out.png": plain,
-        f"{tmp_path}/out.png": f"{plain}; name it relative to the folder (--root)",
+        f"{tmp_path}/out.png": f"{plain}; name it relative to root=",
         "link.png": leads,
         "leads/out.png": leads,
         "pipe.png": "is not a file",
@@ -562,7 +562,7 @@ def test_columns_that_may_be_labels_are_noted(root: Path, tmp_path: Path) -> Non
     path = write_table(tmp_path / "t.csv", rows(cat=[1, 0, 1], dog=[1, 0, 0]))
     for keep in (None, "cat:int64,dog:int64"):
         (note,) = scan(path, root=root, image="path", keep=keep).notes
-        assert "set labels to" in note
+        assert "labels='cat,dog'" in note
     assert scan(path, root=root, image="path", labels="cat,dog").notes == []
 
 

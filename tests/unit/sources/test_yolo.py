@@ -271,7 +271,7 @@ def test_links_to_folders_are_followed(tmp_path: Path) -> None:
         (root / name / "val/again").symlink_to(outside / name)
         (root / name / "val/loop").symlink_to(".")
     (problem, again) = [problem for some in scan(root).problems.values() for problem in some]
-    assert "--follow-links" in problem.reason
+    assert "follow_links=True" in problem.reason
     assert again.path == "images/val/again"
     followed = scan(root, follow_links=True)
     assert paths(followed)["train"] == ["images/train/b.jpg"]
