@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from campaign import cases
+from campaign import cases, points
 from foreign import write_lmdb, write_tfrecord
 from helpers import png, run_main
 from hostile.foreign_shards import (
@@ -176,10 +176,10 @@ def table_of_many_rows(path: Path) -> list[object]:
 
 
 def endless(path: Path, head: bytes) -> list[object]:
-    """Write a line that does not end in 16 GB, which take no space on the disk."""
+    """Write a line that does not end in many GB, which take no space on the disk."""
     with path.open("wb") as file:
         file.write(head)
-        file.truncate(16 << 30)
+        file.truncate(points(1, 16) << 30)
     return ["table", path, "--image", "file_name"]
 
 

@@ -213,6 +213,12 @@ def run_shardkit() -> None:
     main()
 
 
+def start_script(command: Sequence[str], *, stdout: IO[bytes], **_: object) -> Child:
+    """Start ``[sys.executable, FILE, ...]`` as `subprocess.Popen` does, with one stream."""
+    streams = (Descriptor(stdout),) * 2
+    return Child(_run, run_script, [*command[1:]], Path.cwd(), streams)
+
+
 def run_script() -> None:
     """Run the file `sys.argv` names, as ``python FILE`` does."""
     sys.path.insert(0, str(Path(sys.argv[0]).absolute().parent))

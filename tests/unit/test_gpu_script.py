@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import start_script
 from helpers import DEADLINE, wait_until
 from refusals import refused
 
@@ -545,18 +546,24 @@ def test_without_a_gpu_a_part_says_so(
 
 
 @pytest.mark.slow
-def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCH / "gpu.py"), "--device", "cpu", "--minutes", "60"]
+def test_all_parts_run_on_a_cpu(
+    gpu: ModuleType, isolation: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolation.subprocess, "Popen", start_script)
+    monkeypatch.setenv("PYTHONPATH", f"{BENCH}:{os.environ.get('PYTHONPATH', '')}")
     # The others differ in options alone.
     parts = "environment,data,training-18-4,checks,launches,decoding,scaling-raw,memory"
-    command += ["--results", str(tmp_path), "--only", parts]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
+
+    code = gpu.main(
+        ["--device", "cpu", "--minutes", "60", "--results", str(tmp_path), "--only", parts]
+    )
+
     values = json.loads((tmp_path / "gpu.json").read_text())
+    assert code == 0, values
     status = {part["name"]: part["status"] for part in values["parts"]}
     assert status.pop("decoding") in ("complete", "not available")
-    assert set(status.values()) == {"complete"}, done.stdout
+    assert set(status.values()) == {"complete"}, values
     cases = {(part["name"], row["case"]) for part in values["parts"] for row in part["rows"]}
     expected = {("checks", "pixels, thread, not pinned"), ("scaling-raw", "process, 2 workers")}
-    assert expected <= cases, done.stdout
+    assert expected <= cases, cases
     assert any(name == "training-18-4" and "one cached batch" in case for name, case in cases)

@@ -1,4 +1,7 @@
-"""The training script of the docs: it learns, survives SIGKILL, and runs under torchrun."""
+"""The training script of the docs survives SIGKILL, and runs under torchrun.
+
+That it learns is shown by `tests/campaigns/test_examples.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from forked import run_forked, run_script
+from forked import run_forked, run_script, start_script
 from helpers import wait_until
 
 from shardkit import convert
@@ -26,10 +27,6 @@ ODD = 91
 
 SECONDS = 250.0
 """After them a run is taken for hung; the longest needs 12 of one processor."""
-
-LEAST = 0.95
-"""The accuracy asked for. The script states 100 %, and 99 % for other seeds: this is four images
-below, since another machine may sum in another order."""
 
 SHORT = ("--epochs", "6", "--save-every", "4")
 """36 batches, six in an epoch; a checkpoint after the fourth and the last of each."""
@@ -45,25 +42,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@contextmanager
-def started(*command: object) -> Iterator[subprocess.Popen[str]]:
-    """Start Python; kill it and its children at the end of the block."""
-    environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
-    with subprocess.Popen(
-        [sys.executable, *map(str, command)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
 _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -71,13 +49,18 @@ def accuracy_of(*command: object) -> float:
     """Run Python, the script itself in a fork; return the accuracy that it prints."""
     if command[0] == SCRIPT:
         done = run_forked(run_script, command, deadline=SECONDS)
-        code, out, err = done.returncode, done.stdout, done.stderr
     else:
-        with started(*command) as process:
-            out, err = process.communicate(timeout=SECONDS)
-            code = process.returncode
-    assert code == 0, err
-    (found,) = re.findall(r"^accuracy ([0-9.]+)%$", out, re.MULTILINE)
+        environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
+        done = subprocess.run(
+            [sys.executable, *map(str, command)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    (found,) = re.findall(r"^accuracy ([0-9.]+)%$", done.stdout, re.MULTILINE)
     return float(found) / 100
 
 
@@ -87,33 +70,20 @@ def lines_of(log: Path) -> int:
 
 
 def kill_at(line: int, *command: object, log: Path) -> None:
-    """Start Python, and kill it with SIGKILL when its log has ``line`` lines."""
-    with started(*command) as process:
-        wait_until(
-            lambda: lines_of(log) >= line or process.poll() is not None, f"line {line} of the log"
-        )
-        process.kill()
-        assert process.wait(SECONDS) == -signal.SIGKILL, "it ended before it could be killed"
+    """Start the script, and kill it with SIGKILL when its log has ``line`` lines."""
+    with Path(os.devnull).open("wb") as nowhere:
+        process = start_script([sys.executable, *map(str, command)], stdout=nowhere)
+    wait_until(
+        lambda: lines_of(log) >= line or process.poll() is not None, f"line {line} of the log"
+    )
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(SECONDS) == -signal.SIGKILL, "it ended before it could be killed"
 
 
 def network_in(output: Path) -> dict[str, torch.Tensor]:
     saved: dict[str, Any] = torch.load(output / "checkpoint.pt", weights_only=True)
     network: dict[str, torch.Tensor] = saved["network"]
     return network
-
-
-@pytest.mark.slow
-def test_the_example_reaches_its_stated_accuracy(dataset: Path, tmp_path: Path) -> None:
-    stated = re.search(r'"accuracy ([0-9.]+)%"', SCRIPT.read_text("utf-8"))
-
-    reached = accuracy_of(SCRIPT, dataset, tmp_path / "run")
-
-    assert stated is not None
-    assert LEAST < float(stated[1]) / 100 <= 1
-    assert reached >= LEAST
-    log = (tmp_path / "run" / "log.jsonl").read_text()
-    losses = [json.loads(line)["loss"] for line in log.splitlines()]
-    assert sum(losses[-6:]) < sum(losses[:6]) / 5
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from functools import partial
@@ -24,7 +25,7 @@ from shardkit import ShardkitError, UsageError, find_batch_size, make_loader, op
 from shardkit.errors import MeasurementTimeout
 from shardkit.system.machine import usable_cpus
 from shardkit.torch import batch_size
-from shardkit.torch.batch_size import MARGIN, search
+from shardkit.torch.batch_size import MARGIN, FoundBatchSize, search
 from shardkit.torch.engine.options import LoaderOptions
 from shardkit.torch.tuned import VERSION, Tuned, load_tuned, require_replaceable
 
@@ -226,7 +227,18 @@ class Hungry(nn.Module):
 
 
 def make(fails: str = "", above: int = 1 << 30) -> tuple[nn.Module, torch.Tensor]:
+    torch.set_num_threads(1)  # a fork must not use the threads of its parent
     return Hungry(fails, above), torch.zeros(1, dtype=torch.uint8)
+
+
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes are tried in forks, which need not import torch again."""
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
+
+
+fork = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
 def test_the_search_doubles_and_bisects() -> None:
@@ -245,8 +257,9 @@ def test_the_search_doubles_and_bisects() -> None:
             assert max(tried) <= min(most, max(2, 2 * limit))
 
 
+@fork
 @pytest.mark.slow
-def test_the_largest_allowed_batch_may_fit() -> None:
+def test_the_largest_allowed_batch_may_fit(forking: None) -> None:
     found = find_batch_size(make, memory=4096 * MIB, most=1)
     assert (found.batch_size, found.limit) == (1, "")
     assert SAMPLE < found.used <= found.memory == int(4096 * MIB * (1 - MARGIN))
@@ -266,9 +279,10 @@ def test_a_batch_that_fits_is_found_in_a_limit_of_main_memory() -> None:
     assert found.describe().startswith(f"{found.batch_size}: uses ")
 
 
+@fork
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", ["killed", "raises"])
-def test_a_size_at_which_the_process_ends_does_not_fit(fails: str) -> None:
+def test_a_size_at_which_the_process_ends_does_not_fit(fails: str, forking: None) -> None:
     found = find_batch_size(partial(make, fails, 1), memory=4096 * MIB, most=2)
     assert found.batch_size == 1
     stated = {
@@ -278,14 +292,15 @@ def test_a_size_at_which_the_process_ends_does_not_fit(fails: str) -> None:
     assert stated[fails] in found.limit
 
 
+@fork
 @pytest.mark.slow
-def test_what_cannot_work_is_an_error() -> None:
+def test_what_cannot_work_is_an_error(forking: None) -> None:
     with refused(UsageError):
         find_batch_size(partial(make, "raises", 0), memory=4096 * MIB)
     with refused(UsageError, "1"):
         find_batch_size(make, memory=10 * MIB)
-    with refused(MeasurementTimeout, "2", "20"):
-        find_batch_size(partial(make, "hangs", 1), memory=4096 * MIB, patience=20)
+    with refused(MeasurementTimeout, "2", "10"):
+        find_batch_size(partial(make, "hangs", 1), memory=4096 * MIB, patience=10)
 
 
 @pytest.mark.parametrize(
@@ -437,14 +452,20 @@ def test_wrong_options_of_the_command_are_refused(
 
 
 @pytest.mark.slow
-def test_the_command_tunes_with_the_size_that_it_found(path: Path) -> None:
+def test_the_command_tunes_with_the_size_that_it_found(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(make: Any, *, memory: int) -> FoundBatchSize:
+        model, sample = pickle.loads(pickle.dumps(make))()  # as another process gets it
+        assert model(sample[None].float()).shape[0] == 1
+        return FoundBatchSize(batch_size=3, device="cpu", memory=memory, used=1, limit="none")
+
+    monkeypatch.setattr("shardkit.cli.tune.find_batch_size", find)
     given = (*AUTO, "--model", "small", "--memory", "600MiB", "--budget", "1s", "--json")
-    result = invoke("tune", path, *given, "--decode", "Resize((256, 256))")
+    result = invoke("tune", path, *given, "--decode", "Resize((64, 64))")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
-    size = found["batch_size"]["batch_size"]
-    assert size > 2
-    assert f'"batch_size": {size},' in result.output  # of a setting
-    assert found["batch_size"]["memory"] == 600 * MIB * 9 // 10
+    found = json.loads(result.output)["batch_size"]
+    assert (found["batch_size"], found["memory"]) == (3, 600 * MIB)
+    assert '"batch_size": 3,' in result.output  # of a setting
     result = invoke("tune", path, *AUTO, "--memory", "1GiB", "--model", "small", "--decode", "pil")
     assert str(result.exception).startswith("decode pil requires a transform")
