@@ -37,16 +37,6 @@ def test_usage_errors_start_nothing() -> None:
         assert arguments[0] in done.stderr
 
 
-def test_points_are_a_share_unless_a_campaign_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign, "FULL", False)
-    assert campaign.points(2, 90) == 2
-    assert cases(range(90), 3) == cases(range(90), 3)
-    assert len(cases(range(90), 3)) == 3
-    monkeypatch.setattr(campaign, "FULL", True)
-    assert campaign.points(2, 90) == 90
-    assert cases(range(90), 3) == [*range(90)]
-
-
 def test_a_seed_draws_its_own_points(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     monkeypatch.setattr(campaign, "FULL", False)
@@ -122,10 +112,3 @@ def test_a_failure_is_repeated_by_the_command_that_is_printed(planted: Path) -> 
     assert again.returncode == 1
     (drawn,) = {*re.findall(r"drawn: 77 [\d.]+", again.stdout)}
     assert drawn in whole.stdout
-
-
-@pytest.mark.slow
-def test_measures_run_without_campaigns(planted: Path) -> None:
-    done = campaigns("measures", root=planted)
-    assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout

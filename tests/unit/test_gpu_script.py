@@ -19,7 +19,6 @@ import pytest
 import torch
 from forked import start_script
 from helpers import DEADLINE, wait_until
-from refusals import refused
 
 BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 
@@ -164,14 +163,6 @@ def exists(group: int) -> bool:
     return False
 
 
-def test_a_process_is_given_its_time(isolation: ModuleType) -> None:
-    command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    with subprocess.Popen(command) as process:
-        with pytest.raises(subprocess.TimeoutExpired):
-            isolation.wait_for(process, 0.01)
-        process.kill()
-
-
 def test_ctrl_c_keeps_the_results_and_ends_the_parts(
     run: Any, isolation: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,26 +188,6 @@ def test_a_case_that_fails_ends_no_other(run: Any) -> None:
         ("missing", "not available: no events", False),
         ("right", "", False),
     ]
-
-
-def test_time_that_a_part_leaves_is_for_those_after_it(isolation: ModuleType) -> None:
-    assert isolation.share([1, 2, 1], 400) == 100
-    assert isolation.share([2, 1], 390) == 260
-    assert isolation.share([1], 200) == 200
-    assert isolation.share([1, 1], -5) == 0
-
-
-def test_a_part_is_asked_to_end_before_it_is_killed(
-    isolation: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(isolation, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    progress = isolation.Progress(tmp_path / "part.json", 100.0)
-    assert progress.left == pytest.approx(90)
-    now[0] += 80
-    assert progress.left == pytest.approx(10)
-    now[0] += 80
-    assert progress.left == 0
 
 
 # The command.
@@ -286,127 +257,7 @@ def test_the_results_are_written_whatever_happens(
     assert not Path(jobs[0]["work"]).exists(), "the datasets are removed"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["missing"], "missing is not a folder"),
-        (["--minutes", "0"], "'0' is not a number of minutes above 0"),
-        (["--minutes", "nan"], "'nan' is not a number of minutes above 0"),
-        (["--only", "checks,other"], "'other' is no part"),
-    ],
-)
-def test_wrong_arguments_are_refused(
-    gpu: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        gpu.main(arguments)
-    assert message in capsys.readouterr().err
-
-
-def test_the_default_time_is_below_nine_minutes(gpu: ModuleType) -> None:
-    assert gpu._parse([]).minutes < 9
-
-
 # What the parts compute.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layers", "parameters", "convolutions"), [(18, 11_689_512, 20), (50, 25_557_032, 53)]
-)
-def test_the_model_is_a_resnet(
-    bench: None, layers: int, parameters: int, convolutions: int
-) -> None:
-    resnet = importlib.import_module("gpu_parts.resnet")
-    assert resnet.ResNet(layers, width=4)(torch.zeros(2, 3, 32, 32)).shape == (2, 1000)
-    model = resnet.ResNet(layers)
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    assert sum(isinstance(module, torch.nn.Conv2d) for module in model.modules()) == convolutions
-
-
-def test_idle_time_lies_between_steps(bench: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = importlib.import_module("gpu_parts.training")
-    times = iter([0.0, 0.010, 0.012, 0.022, 0.030, 0.040])
-    monkeypatch.setattr(training, "time", SimpleNamespace(perf_counter=lambda: next(times)))
-    marks = training.Marks(torch.device("cpu"))
-    for _ in range(6):
-        marks.add()
-    spans = marks.spans()
-    epoch = training.Epoch(2.0, 100, [1.0, 2.0, 3.0], spans[::2], spans[1::2])
-    base = training.Epoch(1.0, 100, [1.0, 1.0, 1.0], [10.0, 10.0, 10.0], [0.0, 0.0])
-    figures = epoch.compared(base)
-    assert figures["images_per_second"] == 50
-    assert figures["idle"] == pytest.approx(10 / 40)
-    assert figures["step"] == pytest.approx(1)
-    assert figures["launch_median"] == 2
-    assert figures["launch_tail"] == pytest.approx(2.9)
-
-
-def test_an_unknown_engine_is_named_once(bench: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = importlib.import_module("gpu_parts.job")
-    monkeypatch.setattr(job, "ENGINES", ("auto", "thread"))
-    notes: list[Any] = []
-    progress = SimpleNamespace(add=lambda case, **values: notes.append((case, values)))
-    assert job.engines(progress) == ["thread"]
-    text = "not available in this version of shardkit"
-    assert notes == [("helper", {"remark": text}), ("process", {"remark": text})]
-
-
-def test_more_workers_than_cores_are_named(bench: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    scaling = importlib.import_module("gpu_parts.scaling")
-    speeds = {("thread", 1): 100.0, ("thread", 2): 150.0}
-    asked: list[tuple[str, int]] = []
-
-    class Loaders:
-        is_small = True
-
-        def dataset(self, kind: str) -> str:
-            return kind
-
-        def seconds(self, longest: float, left: float) -> float:
-            return left
-
-        def loader(self, dataset: str, size: int, engine: str, **options: Any) -> Any:
-            asked.append((engine, options["num_workers"]))
-            return Batches()
-
-    monkeypatch.setattr(scaling, "rate", lambda *_: speeds[asked[-1]])
-    monkeypatch.setattr(scaling, "engines", lambda progress: ["thread"])
-    monkeypatch.setattr(scaling, "cores", lambda: 1)
-    results = run_in_memory(scaling.run, Loaders(), "jpeg")
-    assert [(row["value"], row["ratio"]) for row in results] == [(100.0, 1.0), (150.0, 0.75)]
-    assert [row["remark"] for row in results] == ["", "more workers than the 1 cores"]
-
-
-def run_in_memory(function: Any, *arguments: Any) -> list[dict[str, Any]]:
-    """Return the results of a part that has 10 s left."""
-    isolation = importlib.import_module("isolation")
-
-    class InMemory(isolation.Progress):  # type: ignore[misc, name-defined]
-        left = 10.0
-
-        def write(self, status: str, remark: str = "") -> None:
-            pass
-
-    progress = InMemory(Path(os.devnull), 1.0)
-    function(*arguments, progress)
-    return [dict(vars(row)) for row in progress._rows]
-
-
-def test_a_rate_counts_no_batch_of_the_start(bench: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = importlib.import_module("gpu_parts.job")
-    now = [0.0]
-    monkeypatch.setattr(job, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-
-    def batches() -> Iterator[int]:
-        for _ in range(3):
-            now[0] += 100  # workers start
-            yield 1000
-        while True:
-            now[0] += 1
-            yield 50
-
-    assert job.rate(batches(), 3, 4.0, torch.device("cpu")) == 50
 
 
 # The checks find what they are for.
@@ -447,89 +298,6 @@ def test_a_changed_pixel_is_noticed(
     monkeypatch.setattr(checks, "_loader", lambda job, **_: batches(1))
     with pytest.raises(checks.Wrong):
         getattr(checks, name)(job)
-
-
-def test_a_checksum_depends_on_the_order(checks: ModuleType) -> None:
-    (images, _), *_ = batches()
-    swapped = images.clone(memory_format=torch.preserve_format)
-    swapped[0, 0, 0, 0], swapped[0, 0, 0, 1] = images[0, 0, 0, 1], images[0, 0, 0, 0]
-    assert checks.checksum(images) == checks.checksum(images.contiguous())
-    assert checks.checksum(images) != checks.checksum(swapped)
-
-
-def test_memory_that_should_be_pinned_is_checked(
-    checks: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checks, "_loader", lambda job, **_: batches())
-    monkeypatch.setattr(checks, "pause", lambda device: None)
-    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor)
-    job = SimpleNamespace(device=torch.device("cuda", 0))
-    with pytest.raises(checks.Wrong, match=r"pin_memory=True, and is_pinned\(\) is False"):
-        checks.bandwidth(job, pin_memory=True)
-    assert checks.bandwidth(job, pin_memory=False)[1] == "GB/s"
-
-
-@pytest.mark.parametrize(
-    ("together", "hidden"), [(21.0, 0.95), (40.0, None)], ids=["parallel", "one after the other"]
-)
-def test_overlap_is_judged_by_the_times_of_events(
-    checks: ModuleType, monkeypatch: pytest.MonkeyPatch, together: float, hidden: float | None
-) -> None:
-    times = iter([20.0, 50.0, 20.0, together, together, together])
-    job = SimpleNamespace(device=SimpleNamespace(type="cuda"))
-    monkeypatch.setattr(checks, "_milliseconds", lambda work: next(times))
-    monkeypatch.setattr(checks, "_loader", lambda job: batches())
-    monkeypatch.setattr(checks, "DevicePrefetcher", lambda batches, device: batches)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *_, **__: tensor)
-    monkeypatch.setattr(torch, "randn", lambda *_, **__: torch.zeros(2, 2))
-    if hidden is None:
-        with pytest.raises(checks.Wrong, match="0% is hidden"):
-            checks.overlap(job)
-    else:
-        assert checks.overlap(job)[0] == pytest.approx(hidden)
-
-
-@pytest.mark.parametrize("takes", ["list", "tensor", "bytes", "nothing"])
-def test_any_form_of_decode_jpeg_is_used(
-    bench: None, monkeypatch: pytest.MonkeyPatch, takes: str
-) -> None:
-    """Releases differ, and this machine has none of them."""
-    decoding = importlib.import_module("gpu_parts.decoding")
-    isolation = importlib.import_module("isolation")
-    accepted = {"list": list, "tensor": torch.Tensor, "bytes": bytes}
-
-    def decode_jpeg(source: Any, *, device: str) -> Any:
-        if type(source) is not accepted.get(takes):
-            raise TypeError("another type is needed")
-        assert device == "cpu"
-        image = torch.zeros(3, 4, 4, dtype=torch.uint8)
-        return [image for _ in source] if isinstance(source, list) else image
-
-    module = SimpleNamespace(decode_jpeg=decode_jpeg)
-    monkeypatch.setitem(sys.modules, "planted_decoders", module)
-    if takes == "nothing":
-        with refused(isolation.NotAvailable):
-            decoding.decoder("planted_decoders", b"jpeg", torch.device("cpu"))
-        return
-    decode = decoding.decoder("planted_decoders", b"jpeg", torch.device("cpu"))
-    assert len(decode([b"one", b"two"])) == 2
-
-
-def test_a_missing_decoder_is_named(bench: None) -> None:
-    decoding = importlib.import_module("gpu_parts.decoding")
-    isolation = importlib.import_module("isolation")
-    with refused(isolation.NotAvailable, "'no_decoder'"):
-        decoding.decoder("no_decoder", b"", torch.device("cpu"))
-
-
-def test_the_difference_is_in_levels(bench: None) -> None:
-    decoding = importlib.import_module("gpu_parts.decoding")
-    image = torch.zeros(3, 2, 2, dtype=torch.uint8)
-    exact = image.permute(1, 2, 0).numpy().astype("int16")
-    exact[0, 0, 0] = 6
-    text = decoding.difference([image, image], [exact, 0 * exact])
-    assert text == "differs from Pillow by 0.25 levels on average, at most 6"
 
 
 def test_without_a_gpu_a_part_says_so(

@@ -388,23 +388,6 @@ def test_the_orientation_is_applied_if_pixels_change(
     assert stored_size(data, **options) == expected.size
 
 
-@for_each("orientation", [1, 3, 6, 8])
-@for_each("options", [{"resize": 8}, {"orient": True}, {}])
-def test_a_tiff_is_rotated_once(orientation: int, options: dict[str, Any]) -> None:
-    """A reader that applies the noted orientation sees the image upright."""
-    data = encoded(picture(24, 16), "TIFF", exif=exif(orientation))
-    upright = ImageOps.exif_transpose(opened(data))
-    result = applied(data, **options)
-    field = result.image_field
-    assert field is not None
-    seen = decode(result.fields[field], field)
-    if result.meta.get("orientation", 1) == 1:
-        if options.get("resize"):
-            upright = upright.resize(torchvision_resize(*upright.size, 8), Image.Resampling.BICUBIC)
-        np.testing.assert_array_equal(seen, np.asarray(upright))
-    assert seen.shape[:2] == (result.meta["height"], result.meta["width"])
-
-
 def test_the_box_refers_to_the_upright_image() -> None:
     data = jpeg(40, 20, exif=exif(6))  # upright: 20 wide, 40 high
     assert stored_size(data, resize=10) == (10, 20)

@@ -108,9 +108,3 @@ def test_tests_that_fail_once_are_named(tmp_path: Path) -> None:
     assert named_by(text) == [
         f"tests/{name}::test_fails_once" for name in ("campaigns/test_c.py", "unit/test_a.py")
     ]
-
-
-def test_paths_select_tests(tmp_path: Path) -> None:
-    code, text = run_script(tmp_path, {}, "tests/unit/test_a.py")
-    assert code == 0, text
-    assert named_by(text) == ["tests/unit/test_a.py::test_fails_once"]

@@ -9,7 +9,6 @@ import pickle
 import pkgutil
 import shutil
 import tarfile
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from shardkit import (
     attach,
     convert,
     describe,
-    make_loader,
     open_dataset,
     open_source,
     reindex,
@@ -111,20 +109,6 @@ def test_equals_the_converted_dataset(made: Path, tars: Path, tmp_path: Path) ->
     one, two = (np.load(place / "index/rows.npy") for place in (made, tmp_path / "made"))
     assert (one["checksum"] == two["checksum"]).all()
     assert dataset.column("caption").tolist() == [f"caption {row}" for row in range(3 * ROWS)]
-
-
-def loader_of(path: Path, batch_size: int) -> Any:
-    options: dict[str, Any] = {"num_workers": 0}
-    dataset = open_dataset(path, decode="torch")
-    return make_loader(dataset, batch_size, shuffle=True, seed=7, **options)
-
-
-def test_gives_the_orders_of_the_converted_dataset(made: Path, tars: Path, tmp_path: Path) -> None:
-    def epochs(path: Path) -> list[list[int]]:
-        with closing(loader_of(path, 4)) as loader:
-            return [[int(image.sum()) for batch, _ in loader for image in batch] for _ in range(2)]
-
-    assert epochs(made) == epochs(converted(tars, tmp_path / "made"))
 
 
 @pytest.mark.parametrize("producer", PRODUCERS)

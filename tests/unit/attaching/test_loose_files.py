@@ -11,7 +11,6 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from shardkit import (
     UsageError,
     attach,
     convert,
-    make_loader,
     open_dataset,
     open_source,
     reindex,
@@ -136,39 +134,6 @@ def test_splits_and_images_without_labels(tmp_path: Path) -> None:
     assert len(open_dataset(copied, split="test", root=photos)[:]) == 1
     (photos / "train/a/2.png").unlink()
     assert findings(tmp_path / "index") == {"train/a/2.png": "it is missing"}
-
-
-def loader_of(path: Path, engine: Any = "thread", **options: Any) -> Any:
-    dataset = open_dataset(path, decode=CenterCrop(8))
-    workers = {"num_workers": 2, "start_method": "fork"} if engine != "thread" else {}
-    made: dict[str, Any] = {"num_workers": 0, **workers, "with_rows": True, **options}
-    return make_loader(dataset, 2, shuffle=True, seed=7, engine=engine, **made)
-
-
-def rows_of(loader: Any) -> list[list[int]]:
-    return [rows.tolist() for *_, rows in loader]
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.parametrize("engine", ["thread", "process", "helper"])
-def test_engines_give_the_order_of_the_converted_dataset(
-    engine: str, index: Path, photos: Path, tmp_path: Path
-) -> None:
-    def batches(loader: Any) -> list[Any]:
-        with closing(loader):
-            return [(int(images.sum()), rows.tolist()) for images, _, rows in loader]
-
-    expected = batches(loader_of(converted(photos, tmp_path / "made")))
-    assert batches(loader_of(index, engine)) == expected
-
-
-def test_resumes_at_the_exact_batch(index: Path) -> None:
-    with closing(loader_of(index)) as whole, closing(loader_of(index)) as stopped:
-        expected = rows_of(whole)
-        found = [next(iter(stopped))[-1].tolist()]
-        with closing(loader_of(index)) as resumed:
-            resumed.load_state_dict(stopped.state_dict())
-            assert found + rows_of(resumed) == expected
 
 
 def test_a_batch_may_have_more_files_than_a_process_may_open(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import pickle
 import runpy
 import shutil
 import sys
@@ -792,18 +791,6 @@ def test_states_resume_after_a_field_is_added_and_not_if_their_order_uses_old_la
     loader().load_state_dict(plain)
     with pytest.raises(StateMismatch, match="order"):
         loader(sampler=Balanced()).load_state_dict(balanced)
-
-
-def test_a_pickled_dataset_reads_its_layers(made: Path) -> None:
-    add_fields(made, {"number": list(range(6))})
-    dataset = pickle.loads(pickle.dumps(open_dataset(made, fields=["number"])))
-    assert [dataset[row][0] for row in range(6)] == list(range(6))
-
-
-def test_iterable_datasets_read_layers(made: Path) -> None:
-    add_fields(made, {"number": list(range(6))})
-    dataset = shardkit.IterableShardDataset(made, fields=["number"], shuffle=False)
-    assert [int(number) for (number,) in dataset] == list(range(6))
 
 
 def test_convert_dataset_selects_by_an_added_field(made: Path, tmp_path: Path) -> None:

@@ -36,25 +36,6 @@ def stored_images(dataset: Path) -> dict[str, bytes]:
 # What comes out.
 
 
-def test_an_unchanged_image_has_the_bytes_of_its_file(tmp_path: Path) -> None:
-    odd = "größe ★.JPG"
-    files = {f"cat/{n}.jpg": jpeg(20 + n, 18, n) for n in range(7)}
-    files |= {"dog/a.png": png(), f"dog/{odd}": jpeg(), "dog/new\nline.gif": encoded(kind="GIF")}
-    source = make_tree(tmp_path / "photos", {**files})
-    result = converted(source, tmp_path / "out", shard_samples=3).manifests[""]
-    manifest = stated(tmp_path / "out")
-    assert stored_images(tmp_path / "out") == files
-    assert result.digest == manifest.digest
-    assert manifest.rows == 10
-    assert [shard.rows for shard in manifest.shards] == [3, 3, 3, 1]
-    assert manifest.classes == ["cat", "dog"]
-    assert manifest.class_counts == [7, 3]
-    assert manifest.fields == {"cls": 10, "gif": 1, "jpg": 8, "json": 10, "png": 1}
-    assert is_whole(tmp_path / "out")
-    names = {name for name, kind in tree(tmp_path / "out").items() if kind != "folder"}
-    assert names == {"shardkit.json", *(entry.name for entry in manifest.entries)}
-
-
 def test_rows_are_stored_in_the_order_of_the_plan(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "photos", each=8)
     for shuffle in (False, True):
@@ -63,21 +44,6 @@ def test_rows_are_stored_in_the_order_of_the_plan(tmp_path: Path) -> None:
         paths = list(open_dataset(out).paths)
         assert sorted(paths) == sorted(str(p.relative_to(source)) for p in source.rglob("*.*"))
         assert (paths == sorted(paths)) is not shuffle
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_the_number_of_processes_does_not_change_a_byte(tmp_path: Path, to: str) -> None:
-    source = make_folder(tmp_path / "photos", each=9)
-    (source / "cat/bad.jpg").write_bytes(b"bad")
-    (source / "dog/also bad.jpg").write_bytes(jpeg()[:300])
-    trees = []
-    for workers in (1, 3):
-        out = tmp_path / f"out {workers}"
-        options = {"shard_samples": 4, "on_error": "skip", "resize": 12}
-        manifest = made(source, out, to, workers=workers, **options)
-        assert [problem.path for problem in manifest.skipped] == ["cat/bad.jpg", "dog/also bad.jpg"]
-        trees.append(tree(out))
-    assert trees[0] == trees[1]
 
 
 @pytest.mark.parametrize("to", FORMATS)

@@ -3,101 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hostile.forging import restate
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from kinds import FIELDS, SAMPLES, SCHEMA, array, content, contents, png, same
+from kinds import FIELDS, SAMPLES, SCHEMA, contents
 from refusals import refused
 
-from shardkit import CorruptDataset, Field, UsageError, convert, reindex, repair, verify
+from shardkit import CorruptDataset, UsageError, convert, repair, verify
 from shardkit.dataset.manifest import FieldEntry, Manifest
 from shardkit.dataset.shardset import open_shards
-from shardkit.record import ABSENT
 from shardkit.system.files import sha256_of
 
 FORMATS = ("hdf5", "lmdb", "webdataset")
-DTYPES = ("float16", "bfloat16", "uint8", "int64", "bool", "complex64", "<M8[s]", "|S3", "<U2")
-
-
-@st.composite
-def datasets(draw: st.DrawFn) -> tuple[dict[str, Field], list[dict[str, Any]]]:
-    """Generate a schema and samples of it, some without some fields."""
-    names = draw(st.lists(st.sampled_from(sorted(FIELDS)), min_size=1, max_size=5, unique=True))
-    known = {name: FIELDS[name] for name in names}
-    for number in range(draw(st.integers(0, 2))):
-        dtype = draw(st.sampled_from([each for each in DTYPES if each != "bfloat16"]))
-        shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
-        known[f"array_{number}"] = (
-            Field("array", dtype, shape),
-            lambda n, dtype=dtype, shape=shape: array(dtype, shape, n),
-        )
-    samples = []
-    for _ in range(draw(st.integers(1, 5))):
-        seed = draw(st.integers(0, 2**20))
-        sample = {
-            name: make(seed) if draw(st.integers(0, 5)) else None
-            for name, (_, make) in known.items()
-        }
-        if "image" in sample and known.keys() <= {"image", "label"}:
-            sample["image"] = png(seed, "RGB")
-        samples.append(sample)
-    return {name: field for name, (field, _) in known.items()}, samples
-
-
-@pytest.mark.slow
-@settings(
-    max_examples=25,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@pytest.mark.parametrize("to", FORMATS)
-@given(made=datasets())
-def test_any_fields_come_back(
-    to: Any, made: tuple[dict[str, Field], list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    schema, samples = made
-    path = tmp_path / "out"
-    shutil.rmtree(path, ignore_errors=True)
-    convert(samples, path, to=to, schema=schema, shard_samples=2)
-    assert verify(path, "decode").findings == []
-    require_equal(path, schema, samples)
-    before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
-    shutil.rmtree(path / "index")
-    reindex(path)
-    assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == before
-
-
-def require_equal(path: Path, schema: Mapping[str, Field], samples: list[dict[str, Any]]) -> None:
-    """Compare all values of a dataset with the samples."""
-    dataset = open_shards(path)
-    order = [int(source) for source in dataset.paths]
-    assert sorted(order) == list(range(len(samples)))
-    assert dataset.schema == dict(schema)
-    for name, field in schema.items():
-        values = [samples[number][name] for number in order]
-        rows = {entry.name: entry.rows for entry in dataset.manifest.schema}
-        assert rows[name] == sum(value is not None for value in values)
-        if field.kind in ("image", "mask", "array", "bytes"):
-            found = dataset.find(np.arange(len(samples)), name)
-            for row, value in enumerate(values):
-                data = bytes(found.read(row, memoryview(bytearray(1 << 16))).data)
-                assert (found.fields[row] == ABSENT) == (value is None)
-                assert data == content(field, value)
-        else:
-            column = dataset.column(name)
-            taken = None if name == "label" else dataset.values(name, range(len(samples)))
-            for row, value in enumerate(values):
-                assert same(field, column[row], value), (name, column[row], value)
-                if taken is not None:
-                    assert same(field, taken.value(row), value)
 
 
 @pytest.fixture(scope="module")

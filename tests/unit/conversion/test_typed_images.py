@@ -67,15 +67,6 @@ def assert_same(first: dict[str, Pixels], second: dict[str, Pixels]) -> None:
         np.testing.assert_array_equal(image, second[name], name)
 
 
-def test_files_are_stored_unchanged(source: Path, place: Path) -> None:
-    (image,) = (entry for entry in stated(place).schema if entry.name == "image")
-    assert (image.dtype, image.shape) == ("uint16", [1])
-    assert_same(stored(place), IMAGES)
-    dataset = open_dataset(place, decode="bytes")
-    for row, path in enumerate(dataset.paths):
-        assert dataset[row][0] == (source / path).read_bytes()
-
-
 def test_rgb_images_state_no_type(source: Path, tmp_path: Path) -> None:
     rgb = stated(make_dataset(source, tmp_path / "out"))
     assert rgb.schema[0].dtype is None

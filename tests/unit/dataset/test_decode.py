@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import encoded, jpeg, jpeg_of_scans, opened, picture, pixels, png
+from helpers import encoded, jpeg, opened, picture, pixels, png
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -111,12 +111,6 @@ def test_a_size_other_than_the_indexs_is_refused(field: str, make: Any) -> None:
         refuses(stored(make(*size), field))
 
 
-def test_undecodable_bytes_are_a_bad_image() -> None:
-    for field, whole in {"jpg": jpeg(), "png": png(), "webp": encoded(kind="WEBP")}.items():
-        for data in (b"", b"junk", whole[: len(whole) // 2], bytes(len(whole))):
-            refuses(stored(data, field))
-
-
 # Reduced images.
 
 
@@ -174,15 +168,6 @@ def test_a_part_of_an_image_of_another_size_is_refused() -> None:
         for region in (Region(1, 1, 2, 2), Region(0, 0, *size)):
             with pytest.raises(BadImage):
                 decode_region(stored(data, field, *size), region, EXACT)
-
-
-def test_a_jpeg_of_too_many_scans_is_a_bad_image() -> None:
-    image = stored(jpeg_of_scans(600), "jpg", 8, 8)
-    reason = "600 scans"
-    with pytest.raises(BadImage, match=reason):
-        decode_stored(image)
-    with pytest.raises(BadImage, match=reason):
-        decode_region(image, Region(0, 0, 2, 2), EXACT)
 
 
 def test_a_part_of_an_undecodable_image_is_a_bad_image() -> None:

@@ -278,17 +278,6 @@ def test_json_of_any_depth_is_refused(tmp_path: Path) -> None:
             load_any_manifest(tmp_path)
 
 
-def test_a_path_without_a_manifest_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "folder" / MANIFEST_NAME).mkdir(parents=True)
-    for name in ("nowhere", "empty", "file", "folder"):
-        with refused(UsageError, tmp_path / name):
-            load_manifest(tmp_path / name)
-    with pytest.raises(UsageError):
-        load_manifest(Path("a\0b"))
-
-
 def test_the_error_for_a_directory_of_splits_names_one(tmp_path: Path) -> None:
     save_manifest(SplitsManifest(splits={"train": "aa", "val": "bb"}), tmp_path)
     with pytest.raises(UsageError, match=r"train, val.*train"):

@@ -136,17 +136,6 @@ def test_exact_images_have_their_pixels(storage: str, kind: str, exact: int) -> 
     assert checked == exact
 
 
-@pytest.mark.parametrize("storage", FORMATS)
-def test_raw_pixels_are_the_same_in_all_formats(storage: str) -> None:
-    dataset = open_dataset(GOLDEN / storage / "raw", decode="numpy")
-    first = open_dataset(GOLDEN / FORMATS[0] / "raw", decode="numpy")
-    assert dataset.manifest.raw_shape == (6, 4, 3)
-    kept = PICTURES.index("cat/__tabby__.png")
-    assert sha256(dataset[kept][0].tobytes()) == SOURCES[PICTURES[kept]]["pixels"]
-    for row in range(len(dataset)):
-        assert np.array_equal(dataset[row][0], first[row][0])
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_todays_writer_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
     manifest = stated(GOLDEN / name)

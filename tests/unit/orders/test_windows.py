@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -161,21 +160,6 @@ def test_gaps_end_a_window_only_if_strict(path: Path) -> None:
     strict = Windows(by="episode", order="frame", fields={"action": (-1, 0)}, strict=True)
     assert open_dataset(path, windows=strict)[9]["action_is_pad"].tolist() == [True, False]
     assert open_dataset(path, windows=IMAGES)[9]["action_is_pad"].tolist()[:2] == [False, False]
-
-
-def test_a_run_resumes_within_an_epoch(path: Path) -> None:
-    dataset = open_dataset(path, windows=IMAGES, decode=RandomResizedCrop(8))
-    options: dict[str, Any] = {"shuffle": True, "seed": 2, "num_workers": 0}
-    whole = list(make_loader(dataset, 4, **options))
-    loader = make_loader(dataset, 4, **options)
-    batches = iter(loader)
-    next(batches), next(batches)
-    resumed = make_loader(dataset, 4, **options)
-    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    rest = list(resumed)
-    assert len(rest) == len(whole) - 2
-    for batch, expected in zip(rest, whole[2:], strict=True):
-        assert batch["image"].equal(expected["image"])
 
 
 def test_views_of_windows(path: Path) -> None:

@@ -141,28 +141,6 @@ def test_a_small_cache_is_enough(bucket: Bucket, dataset: Path, tmp_path: Path) 
     assert len(shards_in(tmp_path / "cache")) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["thread", "helper", "process"])
-def test_a_loader_gives_the_same_epoch(
-    engine: str, bucket: Bucket, dataset: Path, tmp_path: Path
-) -> None:
-    upload_by_hand(bucket, dataset, "data")
-    # spawn: a server of forks from an earlier test has no credentials
-    start = "auto" if engine == "thread" else "spawn"
-    options: dict[str, Any] = {
-        "engine": engine,
-        "num_workers": 2,
-        "collate_fn": list,
-        "start_method": start,
-    }
-    near, far = local(dataset), remote(tmp_path / "cache", cache_limit="1GB")
-    far[0]  # the helper of this process is not for forked workers
-
-    batches = [list(make_loader(each, 4, shuffle=True, **options)) for each in (near, far)]
-
-    assert batches[0] == batches[1]
-
-
 def test_shards_are_fetched_ahead_in_order(bucket: Bucket, dataset: Path, tmp_path: Path) -> None:
     upload_by_hand(bucket, dataset, "data")
     far = remote(tmp_path / "cache")

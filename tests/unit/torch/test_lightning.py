@@ -34,7 +34,6 @@ from shardkit import (
     make_loader,
     open_dataset,
 )
-from shardkit.errors import StateMismatch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -229,16 +228,6 @@ def test_a_run_without_validation_resumes_too(
 
     assert before.seen + after.seen == undisturbed
     assert before.validated == after.validated == []
-
-
-def test_a_run_can_resume_twice(root: Path, undisturbed: list[Seen], tmp_path: Path) -> None:
-    one, two = tmp_path / "one.ckpt", tmp_path / "two.ckpt"
-
-    seen = fit(root, module(root, THREADS), StopAt("batch", 4, one)).seen
-    seen += fit(root, module(root, THREADS), StopAt("batch", 9, two), checkpoint=one).seen
-    seen += fit(root, module(root, THREADS), checkpoint=two).seen
-
-    assert seen == undisturbed
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
@@ -543,20 +532,6 @@ def test_options_that_contradict_each_other_are_refused_before_a_run(
 ) -> None:
     with refused(UsageError, "resident=", fact):
         ShardDataModule(root, **options)
-
-
-def test_a_checkpoint_of_other_data_is_refused(root: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "saved.ckpt"
-    fit(root, module(root, THREADS), StopAt("batch", 2, saved))
-    other = ShardDataModule(root / "validation", batch_size=2, seed=3)
-
-    with refused(StateMismatch):
-        fit(root, other, checkpoint=saved)
-
-
-def test_a_missing_dataset_is_reported_at_once(root: Path) -> None:
-    with pytest.raises(UsageError, match="nowhere"):
-        ShardDataModule(root / "nowhere")
 
 
 @pytest.mark.parametrize("missing", ["lightning", "lightning.pytorch"])

@@ -36,7 +36,6 @@ pytestmark = [
 
 ROWS = 23
 BATCH = 4
-BATCHES = 6
 
 
 @pytest.fixture(scope="module")
@@ -80,18 +79,6 @@ def test_it_has_the_attributes_of_a_plain_loader(dataset: ShardDataset, engine: 
             assert getattr(loader, name) == getattr(plain, name), name
         assert loader.pin_memory is torch.cuda.is_available()
         assert len(loader) == len(plain) == len(list(loader))
-
-
-def test_set_epoch_reads_the_whole_epoch_each_time() -> None:
-    loader = load(Numbers(), shuffle=True, with_rows=True)
-    for epoch in (7, 7, 0, 2):
-        loader.set_epoch(epoch)
-        assert loader.epoch == epoch
-        assert rows_of(loader) == order_of(epoch)
-    assert rows_of(loader) == order_of(3)
-    next(iter(loader))
-    loader.set_epoch(4)  # of which a batch was read
-    assert rows_of(loader) == order_of(4)
 
 
 def test_an_invalid_epoch_is_refused() -> None:

@@ -160,10 +160,6 @@ def test_normalize_accepts_any_number_of_channels_and_defaults_to_imagenet() -> 
     assert Normalize().std == (0.229, 0.224, 0.225)
 
 
-def test_a_normalization_takes_its_values_as_torchvisions() -> None:
-    assert Normalize((0.5,) * 3, (0.5,) * 3) == Normalize(mean=(0.5,) * 3, std=(0.5,) * 3)
-
-
 def test_a_wrong_normalization_is_a_usage_error() -> None:
     wrong: dict[str, tuple[Any, ...]] = {
         "mean": ((0.5,), 0.5, "abc"),
@@ -246,15 +242,6 @@ def test_a_released_batch_is_freed_before_the_next_one(device: str) -> None:
 
 
 # State.
-
-
-def test_the_state_in_the_loop_matches_the_delivered_batch(root: Path, device: str) -> None:
-    plain = loader_of(root)
-    expected = [plain.state_dict() for _ in range(2) for _ in plain]
-    prefetcher = DevicePrefetcher(loader_of(root), device)
-    found = [prefetcher.state_dict() for _ in range(2) for _ in prefetcher]
-    assert found == expected
-    assert prefetcher.state_dict() == plain.state_dict()
 
 
 def test_a_run_resumes_with_the_exact_next_batch(root: Path, device: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,43 +127,6 @@ def _flat(batches: list[Prints]) -> list[Print]:
 
 
 KINDS = ("sampler", "batches", "samples")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("to", "way"),
-    [
-        (to, Way(kind, num_workers, shuffle, persistent and num_workers > 0, every))
-        for to, kind, num_workers, shuffle, persistent, every in pairwise(
-            FORMATS, KINDS, [0, 2], SHUFFLES, [False, True], [1, 4]
-        )
-    ],
-    ids=str,
-)
-def test_a_run_resumes_into_the_next_epochs(root: Path, to: str, way: Way) -> None:
-    check_stops(root / to, way)
-
-
-def check_stops(path: Path, way: Way, stops: Sequence[int] = (0, 1, 2, 4, 6)) -> None:
-    """Stop after batches of the middle epoch, and resume with a new loader."""
-    expected = epochs(path, way)
-    for stop in stops:
-        loader, named = start(path, way)
-        named.set_epoch(1)
-        batches = iter(loader)
-        assert take(batches, stop) == expected[1][:stop]
-        state = loader.state_dict()
-        del batches, loader
-        again, named = start(path, way, state)
-        if way.kind != "sampler":
-            named.set_epoch(1)  # keeps its place; a sampler's epoch is in the state
-        tail = prints_of(again)
-        named.set_epoch(2)
-        if stop == len(expected[1]) and tail:
-            assert tail == expected[2]  # nothing was left: a sampler may begin the next at once
-        else:
-            assert tail == expected[1][stop:]
-            assert prints_of(again) == expected[2]
 
 
 @pytest.mark.parametrize(

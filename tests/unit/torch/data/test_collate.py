@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, StackDataset, default_collate
 
 from shardkit import collate
 from shardkit.torch.data.collate import BatchView, Values, count
@@ -77,16 +77,6 @@ def test_images_of_different_sizes_and_of_pillow_are_refused() -> None:
         collate(BatchView([Values([torch.zeros(2), torch.zeros(3)]), Values([0, 1])]))
     with pytest.raises(TypeError, match="PIL"):
         collate(BatchView([Values([Image.new("RGB", (2, 2))]), Values([0])]))
-
-
-@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, [0, 1, 2, 3, 4, 5, 6])])
-def test_a_loader_returns_the_block_without_a_copy(wrap: Any) -> None:
-    views = Views()
-    loader = DataLoader(wrap(views), batch_size=3, collate_fn=collate)
-    batches = list(loader)
-    assert [labels.tolist() for _, labels in batches] == [[0, 1, 2], [3, 4, 5], [6]]
-    for (images, _), view in zip(batches, views.given, strict=True):
-        assert images.data_ptr() == view.batch[0].data_ptr()
 
 
 def test_stack_dataset_accepts_views() -> None:

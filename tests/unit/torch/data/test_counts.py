@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import gc
 import itertools
-import multiprocessing.connection
 import os
-import re
 import resource
-import shutil
-import subprocess
 import sys
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,12 +21,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import DEADLINE, FORMATS, jpeg, make_dataset, make_tree
+from helpers import FORMATS, jpeg, make_dataset, make_tree
 from pairwise import pairwise
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import shardkit
-from shardkit import CenterCrop, RandomResizedCrop, ShardDataset, collate, make_loader, open_dataset
+from shardkit import CenterCrop, RandomResizedCrop, ShardDataset, make_loader, open_dataset
 
 pytestmark = [
     pytest.mark.usefixtures("without_native"),  # Python's calls are counted
@@ -53,8 +47,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 DECODES: dict[str, Any] = {"jpg": CenterCrop(96), "raw": "torch"}
 """How a dataset of each kind is read into one block."""
-
-each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -174,58 +166,6 @@ def test_an_image_takes_one_read_and_one_readahead_call(
     assert found == {"stat": 2 * BATCHES}
 
 
-TRACED = f"""
-import os, sys
-from contextlib import suppress
-import shardkit
-options = dict(engine="thread", num_workers=0)
-decode = shardkit.CenterCrop(96) if sys.argv[2] == "jpg" else "torch"
-dataset = shardkit.open_dataset(sys.argv[1], decode=decode)
-loader = shardkit.make_loader(dataset, {BATCH}, shuffle=True, **options)
-for _ in range(2):
-    for batch in loader:
-        del batch
-for batch in loader:
-    del batch
-    with suppress(OSError):
-        os.rmdir("/mark")
-"""
-
-
-ALIASES = {"preadv2": "preadv", "newfstatat": "stat", "statx": "stat", "fadvise64_64": "fadvise64"}
-"""Other names of a call in some C libraries."""
-
-
-def traced(arguments: list[str], log: Path) -> list[list[str]]:
-    """Return the names of the system calls of this script, batch by batch."""
-    tracer = shutil.which("strace")
-    if tracer is None or _fails([tracer, "-qq", "true"]):
-        pytest.skip("strace is not there, or may not trace")
-    command = [tracer, "-qq", "-o", str(log), sys.executable, "-c", TRACED, *arguments]
-    subprocess.run(command, check=True, timeout=DEADLINE, cwd=log.parent)
-    calls = re.findall(r"^(\w+)\((.*)", log.read_text(errors="replace"), re.MULTILINE)
-    marks = [n for n, (_, rest) in enumerate(calls) if rest.startswith('"/mark"')]
-    assert len(marks) == BATCHES
-    pairs = itertools.pairwise(marks)
-    return [[name for name, _ in calls[first + 1 : last]] for first, last in pairs]
-
-
-def _fails(command: list[str]) -> bool:
-    return subprocess.run(command, check=False, capture_output=True).returncode != 0
-
-
-@pytest.mark.measures
-@pytest.mark.skipif(sys.platform != "linux", reason="strace is for Linux")
-@each_kind
-def test_a_batch_makes_no_other_system_call(root: Path, kind: str, tmp_path: Path) -> None:
-    """None for memory either: blocks and buffers exist already."""
-    for names in traced([str(root / f"lmdb-{kind}"), kind], tmp_path / "log"):
-        counts = Counter(ALIASES.get(name, name) for name in names)
-        assert counts.pop("fadvise64", 0) <= BATCH  # for pages that the kernel has dropped
-        assert counts.pop("preadv") in (BATCH, BATCH + 1)
-        assert counts == {"stat": 1, "getpid": 1}  # the file is unchanged; this is no fork
-
-
 # Calls of Python.
 
 HOME = str(Path(shardkit.__file__).parent)
@@ -304,20 +244,6 @@ def test_raw_pixels_are_read_straight_into_the_batch(
         del images
 
 
-@pytest.mark.parametrize("decode", [CenterCrop(96), RandomResizedCrop(64), "torch"], ids=short)
-def test_encoded_images_reuse_their_buffer(
-    root: Path, decode: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One buffer, as large as the longest image of any batch so far."""
-    dataset = opened(root, "lmdb", "jpg", decode)
-    dataset.__getitems__(range(ROWS))
-    reads = Reads(monkeypatch)
-    for first in range(0, ROWS, BATCH):
-        dataset.__getitems__(range(first, first + BATCH))
-    assert len(reads.lengths) == ROWS
-    assert len(set(reads.places)) == 1
-
-
 @pytest.mark.parametrize(("kind", "num_workers"), [("jpg", 2), ("raw", 0)])
 def test_a_warm_loader_allocates_no_block(
     root: Path, kind: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
@@ -330,62 +256,6 @@ def test_a_warm_loader_allocates_no_block(
     for _ in range(3):
         read(loader)
     assert not sizes & {int(np.prod(shape)) for shape, *_ in itertools.chain(*asked)}
-
-
-@pytest.fixture
-def received(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each message that this process takes out of a pipe."""
-    sizes: list[int] = []
-    take = multiprocessing.connection.Connection.recv_bytes
-
-    def noted(connection: Any, *arguments: Any) -> bytes:
-        message = take(connection, *arguments)
-        sizes.append(len(message))
-        return message
-
-    monkeypatch.setattr(multiprocessing.connection.Connection, "recv_bytes", noted)
-    return sizes
-
-
-SLOTS = 4
-"""Batches in shared memory of each worker, at most, with ``prefetch_factor=1``."""
-
-MESSAGE = 400
-"""Bytes of a message without its labels, of which most are names of classes and functions."""
-
-NEW_SLOT = 400
-"""Bytes more, once, where a message makes a new slot known: how its memory is opened."""
-
-
-def segment(images: torch.Tensor) -> str:
-    """Return the inode of a tensor's shared memory, which is unique."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, *_, inode = line.split(maxsplit=5)[:5]
-        first, last = (int(end, 16) for end in span.split("-"))
-        if first <= images.data_ptr() < last:
-            return inode
-    raise AssertionError("a batch lies nowhere")
-
-
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs a map of the memory")
-def test_processes_send_a_slot_number_instead_of_a_batch(root: Path, received: list[int]) -> None:
-    """A message is a slot's number and layout; what grows with the batch are labels: 8 bytes each.
-
-    The images of a batch are 393 KB. They come in the slots that each worker has at most, and by
-    no other shared memory. Each slot is made known once, at the latest in these epochs.
-    """
-    dataset = opened(root, "lmdb", "raw")
-    with closing(warm_loader(dataset, "process", num_workers=2, prefetch_factor=1)) as loader:
-        read(loader)
-        received.clear()
-        segments = {segment(images) for _ in range(3) for images, _ in loader}
-    assert "0" not in segments
-    assert len(segments) <= 2 * SLOTS
-    sizes = [size for size in received if size > 100]  # but not that a worker begins an epoch
-    assert len(sizes) == 3 * BATCHES
-    long = [size for size in sizes if size > MESSAGE + 8 * BATCH]
-    assert len(long) <= 2 * SLOTS
-    assert max(sizes) <= MESSAGE + NEW_SLOT + 8 * BATCH
 
 
 # Memory.
@@ -422,68 +292,6 @@ def test_a_batch_touches_no_new_memory_page(
     assert len(list(loader)) == BATCHES  # all blocks that there may be
     with no_collection():  # it writes to the pages of all objects
         assert min(faults_of(loader) for _ in range(5)) < 24 * BATCHES
-
-
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts PyTorch operations, each of which creates or fills a tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self.names[str(func)] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def tensors_of(
-    dataset: ShardDataset, rows: Iterable[int], patch: pytest.MonkeyPatch
-) -> Counter[str]:
-    """Return PyTorch's operations for a batch, and the tensors made of NumPy's arrays."""
-    dataset.set_epoch(0)
-    arrays = Spy(patch, torch, "from_numpy")
-    operations = Operations()
-    with operations:
-        collate(dataset.__getitems__(list(rows)))
-    operations.names["from_numpy"] = len(arrays.calls)
-    return operations.names
-
-
-@each_kind
-def test_tensors_do_not_grow_with_the_batch(
-    root: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The block, its view with channels first, and the labels, whose tensor counts three times."""
-    dataset = opened(root, "lmdb", kind)
-    few = tensors_of(dataset, range(4), monkeypatch)
-    assert few == tensors_of(dataset, range(ROWS), monkeypatch)
-    assert sum(few.values()) <= 5
-
-
-def own_objects() -> int:
-    """Return how many objects of shardkit and tensors exist, also those that nothing reaches."""
-    kinds = Counter(map(type, gc.get_objects()))
-    return sum(
-        count
-        for kind, count in kinds.items()
-        if kind is torch.Tensor or str(kind.__module__).startswith("shardkit")
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "num_workers"), [("jpg", 0), ("raw", 0), ("jpg", 2)])
-def test_a_dropped_batch_leaves_no_object(root: Path, kind: str, num_workers: int) -> None:
-    """Not even in a cycle, whose collection would stop all threads."""
-    loader = warm_loader(opened(root, "lmdb", kind), num_workers=num_workers)
-    read(loader)
-    with no_collection():
-        begin = own_objects()
-        for _ in range(4):
-            read(loader)
-        left = own_objects() - begin
-    assert left < 4 * BATCHES
 
 
 # Checksums.

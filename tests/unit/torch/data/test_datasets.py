@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import FORMATS, encoded, jpeg, make_dataset, make_folder, make_tree, picture, png
+from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, png
 from pairwise import pairwise
 from PIL import Image
 from refusals import refused
@@ -246,21 +244,6 @@ def test_an_unlabeled_dataset_gives_minus_one(tmp_path: Path, to: str) -> None:
         assert dataset.manifest.classes is None
 
 
-def test_a_gray_a_palette_and_a_transparent_image_are_rgb(tmp_path: Path, to: str) -> None:
-    files: dict[str, bytes | None] = {
-        f"a/{mode}.png": encoded(picture(mode=mode), "PNG") for mode in ("L", "P", "RGBA", "1")
-    }
-    make_tree(tmp_path / "photos", files)
-    place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to, background="#090807")
-    dataset = open_dataset(place, decode="numpy")
-    for row, path in enumerate(dataset.paths):
-        stored = Image.open(tmp_path / "photos" / path)
-        ground = Image.new("RGBA", stored.size, (9, 8, 7, 255))
-        expected = Image.alpha_composite(ground, stored.convert("RGBA")).convert("RGB")
-        np.testing.assert_array_equal(dataset[row][0], np.asarray(expected))
-    assert len(dataset[:]) == 4
-
-
 @pytest.mark.parametrize("decode", ["numpy", "torch"])
 def test_our_collate_returns_the_block_of_a_dataset_without_a_copy(
     even: Path, decode: DecodeName
@@ -338,19 +321,6 @@ def test_a_path_without_a_dataset_is_a_usage_error(tmp_path: Path) -> None:
             way(tmp_path / name)
 
 
-def test_the_error_for_a_directory_of_splits_names_a_split(tmp_path: Path, to: str) -> None:
-    make_folder(tmp_path / "photos/train")
-    make_folder(tmp_path / "photos/val", ("cat", "emu"))
-    place = make_dataset(tmp_path / "photos", tmp_path / "made", to=to)
-    ways: list[Callable[[Any], ShardDataset]] = [open_dataset, KINDS[to]]
-    for kind in ways:
-        with pytest.raises(UsageError, match=str(place / "train")):
-            kind(place)
-    train, val = open_dataset(place / "train"), KINDS[to](place / "val")
-    assert train.classes == val.classes == ["cat", "dog", "emu"]
-    assert set(val.targets.tolist()) == {0, 2}
-
-
 @pytest.mark.parametrize(
     ("to", "kind", "decode"),
     pairwise(FORMATS, ["jpg", "png"], ["pil", "numpy", "torch", CenterCrop(8)]),
@@ -380,36 +350,6 @@ def test_the_error_for_an_undecodable_image_names_its_record(
     assert len(open_dataset(place, decode="bytes")[:]) == 3
 
 
-def test_an_image_with_a_size_other_than_the_indexs_is_refused(tmp_path: Path) -> None:
-    make_tree(tmp_path / "photos", {"a/1.png": png(24, 16), "a/2.png": png(24, 16, 1)})
-    place = make_dataset(tmp_path / "photos", tmp_path / "made", to="lmdb")
-    index = bytearray((place / "index/rows.npy").read_bytes())
-    row = memoryview(index)[-2 * ROW_BYTES : -ROW_BYTES]
-    row[20] = 23  # the width of row 0
-    row[29:] = zlib.crc32(row[:29]).to_bytes(4, "little")[:3]
-    row.release()
-    (place / "index/rows.npy").write_bytes(index)
-    for decode in ("numpy", "torch", "pil"):
-        with pytest.raises(CorruptDataset, match=r"index/rows\.npy"):
-            open_dataset(place, decode=decode)[0]
-        with pytest.raises(CorruptRecord, match="row 0"):
-            open_dataset(place, decode=decode, verify=False)[0]
-
-
-def test_raw_images_equal_the_resized_files(tmp_path: Path, to: str) -> None:
-    raw = {"resize": "8x10", "resize_mode": "stretch", "encode": "raw"}
-    place = make_dataset(make_folder(tmp_path / "photos"), tmp_path / "made", to=to, **raw)
-    datasets = [open_dataset(place, decode=decode) for decode in DECODES]  # type: ignore[arg-type]
-    for (row, path), dataset in itertools.product(enumerate(datasets[0].paths), datasets):
-        source = Image.open(tmp_path / "photos" / path).convert("RGB")
-        expected = np.asarray(source.resize((10, 8), Image.Resampling.BICUBIC))
-        values = _values(dataset[row][0])
-        if dataset.decode == "torch":
-            values = values.transpose(1, 2, 0)
-        np.testing.assert_array_equal(values.reshape(expected.shape), expected)
-    assert [len(dataset[:]) for dataset in datasets] == [6] * 4
-
-
 def test_the_labels_of_a_damaged_index_are_refused(root: Path, tmp_path: Path) -> None:
     place = make_dataset(root / "even", tmp_path / "made", to="lmdb")
     index = bytearray((place / "index/rows.npy").read_bytes())
@@ -437,16 +377,3 @@ def test_a_split_without_images_is_an_empty_dataset(tmp_path: Path, to: str) -> 
         with pytest.raises(IndexError):
             dataset[0]
         assert list(DataLoader(dataset, batch_size=2)) == []
-
-
-def test_a_pickled_dataset_is_small_and_reads_the_same(photos: Path) -> None:
-    dataset = open_dataset(str(photos), decode="bytes", verify=True)
-    expected = list(dataset[:])
-    packed = pickle.dumps(dataset)
-    assert len(packed) < 1400
-    again = pickle.loads(packed)
-    assert type(again) is type(dataset)
-    assert (again.path, again.decode, list(again[:])) == (photos, "bytes", expected)
-    again = pickle.loads(pickle.dumps(open_dataset(photos, np.asarray, str, "numpy")))
-    assert (again.transform, again.target_transform, again.decode) == (np.asarray, str, "numpy")
-    assert again[0][1] == str(dataset.targets[0])

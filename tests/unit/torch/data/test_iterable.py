@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from helpers import DEADLINE, FORMATS, make_dataset, make_tree, png
 from loading import CROP, ITERABLE, ROWS, SEED, Print, Prints, crc, make_datasets, prints_of
 from pairwise import pairwise
@@ -107,16 +106,6 @@ def test_workers_divide_samples_and_each_comes_once(
         assert len(set(found)) == ROWS
 
 
-@pytest.mark.slow
-def test_more_workers_than_samples_or_batches_do_not_matter(tmp_path: Path) -> None:
-    make_datasets(tmp_path, 2)
-    for batch in (None, 1):
-        dataset = new(tmp_path / "webdataset", batch)
-        found = list(loader_of(dataset, 3))
-        got = samples(found) if batch is None else flat(prints_of(found))
-        assert got == flat(by_loader(tmp_path / "webdataset", 0))
-
-
 def test_many_samples_are_read_in_several_pieces(tmp_path: Path) -> None:
     files = {f"a/{n:02d}.png": png(11, 10, n) for n in range(70)}  # more than are read at once
     path = make_dataset(make_tree(tmp_path / "photos", dict(files)), tmp_path / "hdf5", to="hdf5")
@@ -190,14 +179,6 @@ def test_without_set_epoch_the_first_epoch_repeats(root: Path) -> None:
         assert prints_of(dataset) == expected
         assert prints_of(loader_of(dataset, 2)) == expected
     assert by_loader(root / "lmdb", 1) != expected
-
-
-def test_an_abandoned_iteration_restarts(root: Path) -> None:
-    dataset = new(root / "lmdb")
-    dataset.set_epoch(2)
-    expected = by_loader(root / "lmdb", 2)
-    assert prints_of(itertools.islice(dataset, 2)) == expected[:2]
-    assert prints_of(dataset) == expected
 
 
 def test_simultaneous_iterations_are_independent(root: Path) -> None:
@@ -372,15 +353,6 @@ def test_a_directory_is_opened_as_by_open_dataset(root: Path) -> None:
     found = IterableShardDataset(root / "lmdb", None, str, **given).dataset
     assert repr(found) == repr(open_dataset(root / "lmdb", None, str, **given))
     assert found.target_transform is str
-
-
-def test_the_options_apply_to_images_and_labels(root: Path) -> None:
-    assert {type(image).__name__ for image, _ in IterableShardDataset(root / "lmdb")} == {"Image"}
-    sizes = [size for size, _ in IterableShardDataset(root / "lmdb", lambda image: image.size)]
-    assert sizes == [image.size for image, _ in open_dataset(root / "lmdb")[:]]
-    images, labels = next(iter(new(root / "lmdb")))
-    assert (images.shape, images.dtype) == ((BATCH, 3, 8, 8), torch.uint8)
-    assert (labels.shape, labels.dtype) == ((BATCH,), torch.int64)
 
 
 def test_readahead_precedes_reading(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

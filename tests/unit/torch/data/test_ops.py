@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from helpers import FORMATS, Pixels, encoded, jpeg, make_dataset, make_tree, picture, pixels, png
+from helpers import FORMATS, Pixels, encoded, make_dataset, make_tree, picture, pixels
 from pairwise import pairwise
 from PIL import Image
 from refusals import refused
@@ -39,7 +39,6 @@ from shardkit.codecs.geometry import move_mask
 from shardkit.codecs.image import Decoding
 from shardkit.dataset import decode as decoding
 from shardkit.dataset.located import EncodedImage
-from shardkit.errors import BadImage
 from shardkit.sampling.order import Draws
 from shardkit.torch.data import crops, ops
 from shardkit.torch.data.images import frame_of
@@ -522,23 +521,6 @@ def test_a_reduced_jpeg_shifts_nothing_by_more_than_a_tenth_of_a_pixel(oversampl
 # All kinds of images, through datasets.
 
 
-@pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA", "P", "1", "LA"])
-def test_images_of_any_mode_become_rgb(tmp_path: Path, mode: str) -> None:
-    kind = "JPEG" if mode in ("L", "CMYK") else "PNG"
-    name = f"a/0.{'jpg' if kind == 'JPEG' else 'png'}"
-    image = Image.fromarray(photo(180, 160)).convert(mode.replace("A", "") or "L")
-    if "A" in mode:
-        image.putalpha(Image.fromarray(ramp(180, 160)[:, :, 0]))
-    make_tree(tmp_path / "photos", {name: encoded(image, kind)})
-    place = make_dataset(tmp_path / "photos", tmp_path / "made")
-    whole = np.asarray(open_dataset(place)[0][0])
-    found, _ = open_dataset(place, decode=Resize((33, 44), oversample=EXACT))[0]
-    assert difference(found.permute(1, 2, 0).numpy(), interpolate(whole, (33, 44))).max() <= 1
-    reduced, _ = open_dataset(place, decode=Resize((20, 22)))[0]
-    assert reduced.shape == (3, 20, 22)
-    assert difference(reduced.permute(1, 2, 0).numpy(), interpolate(whole, (20, 22))).mean() < 3
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of different kinds and sizes in each format, and ``raw-*``: raw pixels."""
@@ -627,13 +609,6 @@ def test_images_of_different_sizes_are_returned_separately(root: Path) -> None:
     with refused(RuntimeError):
         collate(batch)
     assert collate(dataset[[4, 4]])[0].shape == (2, *dataset[4][0].shape)
-
-
-def test_an_image_with_a_size_other_than_the_indexs_is_refused() -> None:
-    for data, kind in ((jpeg(60, 60), "jpg"), (png(60, 60), "png"), (bytes(60 * 60 * 3), "raw")):
-        for op in (Resize(10), CenterCrop(10), Resize(10, oversample=EXACT)):
-            with pytest.raises(BadImage):
-                sample(op, EncodedImage(data, kind, 0, 100, 60))
 
 
 WRONG: dict[str, list[Any]] = {

@@ -163,18 +163,6 @@ def test_set_epoch_reaches_persistent_workers(place: Path, method: str, wrapped:
     assert torch.equal(second, torch.stack([image for image, _ in here[:]]))
 
 
-def test_set_epoch_reaches_persistent_workers_of_a_copied_dataset(place: Path) -> None:
-    dataset = copy.deepcopy(open_dataset(place, own_numbers, decode="torch"))
-    loader = DataLoader(
-        dataset, 4, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
-    )
-    found = []
-    for number in (0, 1):
-        dataset.set_epoch(number)
-        found.append(torch.cat([images for images, _ in loader]))
-    assert not torch.equal(found[0], found[1])
-
-
 # Random numbers.
 
 
@@ -279,19 +267,6 @@ def test_several_threads_do_not_seed_the_global_generators(place: Path) -> None:
     random.seed(3)
     with reading(ReadContext(seed=0, epoch=0, alone=False)):
         assert [image for image, _ in dataset[:]] == expected
-
-
-def test_with_rng_marks_functions_and_classes() -> None:
-    assert with_rng(own_numbers) is own_numbers
-
-    @with_rng
-    class Decorated:
-        def __call__(self, image: int, rng: np.random.Generator) -> int:
-            return image + int(rng.integers(1))
-
-    cell = EpochCell()
-    cell.set(0, 0)
-    assert BatchContext(cell).apply(Decorated(), [3], 0) == 3
 
 
 # Errors of transforms.

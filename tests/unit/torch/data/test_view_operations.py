@@ -214,19 +214,6 @@ def test_default_collate_returns_a_list_of_views(path: Path) -> None:
     assert batches == expected(path, 0, ("image", "label"))
 
 
-@pytest.mark.parametrize("stop", [1, 2])
-def test_a_stopped_run_resumes(path: Path, stop: int) -> None:
-    options: dict[str, Any] = {"aug_repeats": 2, "samples_per_epoch": 11}
-    every = list(map(prints, loaded(opened(path), **options)))
-    first = loaded(opened(path), **options)
-    assert [prints(batch) for batch in itertools.islice(first, stop)] == every[:stop]
-
-    resumed = loaded(opened(path), ENGINES[1], **options)
-    resumed.load_state_dict(first.state_dict())
-    assert list(map(prints, resumed)) == every[stop:]
-    first.close()
-
-
 def test_one_operation_is_a_tuple_of_one(path: Path) -> None:
     plain = loaded(opened(path, decode=LARGE), views=1)
 

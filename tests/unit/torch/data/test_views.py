@@ -81,34 +81,6 @@ def test_an_invalid_view_is_refused(path: Path) -> None:
             open_dataset(path, view=view)
 
 
-@pytest.mark.parametrize(
-    ("engine", "transform"), [*zip(ENGINES, [None, numbers, None, numbers, numbers], strict=True)]
-)
-def test_a_repeated_row_draws_the_same_in_every_engine(
-    path: Path, engine: tuple[str, int], transform: Any
-) -> None:
-    dataset = open_dataset(path, transform, decode=CROP)
-    twice: Any = ConcatDataset([dataset, Subset(dataset, [3, 3, *range(ROWS)])])
-
-    found = epoch_of(twice, engine=engine)
-
-    assert len(set(found)) == len(found) == 2 * ROWS + 2
-    assert found == epoch_of(twice, batch=7)  # whatever batch a row is in
-    assert set(epoch_of(dataset)) < set(found)  # the first of equal rows draws as ever
-
-
-def test_a_resumed_run_draws_the_same_for_repeated_rows(path: Path) -> None:
-    rows = Subset(open_dataset(path, decode=CROP), [0, 1, 0, 2, 0, 1] * 3)
-    every = list(itertools.chain(*prints_of(make_loader(rows, 4, shuffle=True, seed=1))))
-    loader = make_loader(rows, 4, shuffle=True, seed=1)
-    next(iter(loader))
-    again = make_loader(rows, 3, shuffle=True, seed=1)
-    again.load_state_dict(loader.state_dict())
-
-    assert list(itertools.chain(*prints_of(again))) == every[4:]
-    assert len(set(every)) == 18
-
-
 def test_equal_rows_of_one_call_draw_differently(path: Path) -> None:
     dataset = open_dataset(path, decode=CROP)
     for stated in (False, True):

@@ -56,31 +56,6 @@ def drawn(image: Any) -> torch.Tensor:
     return torch.tensor([random.random(), float(np.random.random()), float(torch.rand(()))])
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "one worker": {"num_workers": 1},
-    "prefetch": {"prefetch_factor": 1, "num_workers": 3},
-    "many ahead": {"prefetch_factor": 20, "views": 2},
-    "endless": {"endless": True},
-    "rows": {"with_rows": True, "drop_last": True},
-}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_batches_and_states_are_those_of_threads(place: Path, load: Load, name: str) -> None:
-    dataset = open_dataset(place, decode=CROP)
-    found = []
-    for engine in ("thread", "helper"):
-        loader = load(dataset, engine=engine, **OPTIONS[name])
-        assert loader.engine == engine
-        steps = []
-        for stop in (5, 30):  # the first ends early
-            steps += [(batch, loader.state_dict()) for batch in itertools.islice(loader, stop)]
-        found.append(steps)
-    threads, helper = found
-    assert [state for _, state in helper] == [state for _, state in threads]
-    assert same([batch for batch, _ in helper], [batch for batch, _ in threads])
-
-
 def test_one_process_reads_in_all_threads(place: Path, load: Load) -> None:
     before = multiprocessing.active_children()
     loader = load(open_dataset(place, decode=CROP), num_workers=3)

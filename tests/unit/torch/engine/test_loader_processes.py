@@ -5,8 +5,6 @@ Their batches are laws of `test_engine_conformance.py`.
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import random
 import subprocess
@@ -23,9 +21,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import DEADLINE, FORMATS, python, wait_until
-from loading import BATCH, CROP, ROWS, SEED, crc, epoch_by_hand, make_datasets, row_order, same
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from helpers import DEADLINE, wait_until
+from loading import BATCH, CROP, ROWS, SEED, crc, make_datasets, same
+from torch.utils.data import Dataset, Subset
 from torch.utils.data._utils import pin_memory
 
 from shardkit import Rank, make_loader, open_dataset
@@ -52,20 +50,6 @@ def epochs_of(dataset: Any, options: dict[str, Any], epochs: int = 2) -> list[li
     """Return the batches of the first epochs; the loader ends with them."""
     with closing(make_loader(dataset, BATCH, shuffle=True, seed=SEED, **options)) as loader:
         return [list(loader) for _ in range(epochs)]
-
-
-def by_hand(path: Path, epoch: int) -> list[Any]:
-    order = row_order(shuffle=True, seed=SEED)
-    return epoch_by_hand(open_dataset(path, decode=CROP), order, epoch, BATCH, (0, 1))
-
-
-@pytest.mark.slow
-def test_spawned_workers_give_the_same_epoch(root: Path) -> None:
-    every: ConcatDataset[Any] = ConcatDataset(
-        [open_dataset(root / to, decode=CROP) for to in FORMATS]
-    )
-    expected = epochs_of(every, {"engine": "thread", "num_workers": 0})  # so it was read before
-    assert same(epochs_of(every, in_processes(1, start_method="spawn")), expected)
 
 
 def three_numbers(image: Any) -> torch.Tensor:
@@ -163,37 +147,6 @@ def test_two_loaders_of_one_dataset_do_not_disturb_each_other(
         assert same(found[number], [batch for _ in range(2) for batch in loader])
     for loader in (*together, *apart):
         loader.close()
-
-
-NEW_PROCESS = """
-import json, sys
-sys.path[:0] = sys.argv[3:]
-from loading import BATCH, CROP, SEED, prints_of
-from shardkit import make_loader, open_dataset
-if __name__ == "__main__":
-    dataset = open_dataset(sys.argv[1], decode=CROP)
-    for engine in ("thread", "helper", "process"):
-        options = dict(engine=engine, num_workers=2)
-        loader = make_loader(dataset, BATCH, shuffle=True, seed=SEED, **options)
-        loader.load_state_dict(json.loads(sys.argv[2]))
-        print(json.dumps([prints_of(loader), prints_of(loader)]))
-        loader.close()
-"""
-
-
-@pytest.mark.slow
-def test_a_run_resumes_in_a_new_process(root: Path) -> None:
-    dataset = open_dataset(root / "lmdb", decode=CROP)
-    options: dict[str, Any] = {"engine": "thread", "num_workers": 1}
-    loader = make_loader(dataset, BATCH, shuffle=True, seed=SEED, **options)
-    assert len(list(itertools.islice(loader, 7))) == 7
-    state = json.dumps(loader.state_dict())
-    done = python(NEW_PROCESS, root / "lmdb", state, Path(__file__).parents[3] / "support")
-    assert done.returncode == 0, done.stderr
-    expected = [by_hand(root / "lmdb", 0)[7:], by_hand(root / "lmdb", 1)]
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [
-        json.loads(json.dumps(expected))
-    ] * 3
 
 
 class Slow:

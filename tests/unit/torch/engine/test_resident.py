@@ -109,27 +109,6 @@ def strides(batch: Any) -> Any:
     return [strides(part) for part in parts]
 
 
-DECODES: list[Any] = [
-    "torch",
-    "numpy",
-    CenterCrop(7),
-    CenterCrop(20),
-    Resize((6, 17)),
-    RandomCrop(7),
-    RandomCrop((9, 12), padding=4),
-    RandomCrop(9, padding=2, flip=0.0),
-    RandomCrop((5, 11), padding=1, flip=1.0),
-    RandomCrop((30, 8)),  # higher than the images
-    RandomCrop((3, 31), padding=5),
-    RandomCrop(1, padding=40),
-]
-
-
-def test_batches_equal_those_of_the_ordinary_loader(path: Path) -> None:
-    for decode in DECODES:
-        assert_equal(open_dataset(path, decode=decode), epochs=1)
-
-
 @pytest.mark.parametrize("as_dict", [False, True])
 def test_all_fields_of_tensors_are_held(path: Path, as_dict: bool) -> None:
     for decode in ("torch", "numpy", RandomCrop((8, 10), padding=3)):

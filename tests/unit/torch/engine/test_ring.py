@@ -207,15 +207,6 @@ def test_parts_of_a_slot_in_one_message_are_not_copied(link: Link) -> None:
     assert link.taken() == [0, 0, 0]
 
 
-def test_two_blocks_take_two_slots(link: Link) -> None:
-    one, two = link.send((link.block(1), link.block(2)))
-    assert link.taken() == [1, 1, 0]
-    del one
-    assert link.taken() == [0, 1, 0]
-    fill_every_slot(link)
-    assert_all(two, 2)
-
-
 @pytest.mark.parametrize("visible", [False, True])
 def test_a_block_in_an_unknown_object_is_never_reused(link: Link, visible: bool) -> None:
     """The worker cannot know the object's lifetime, so its memory is not reused."""
@@ -235,13 +226,6 @@ def test_a_block_in_an_unknown_object_is_never_reused(link: Link, visible: bool)
         assert_all(received, value)
         assert_all(held.images, 4)
         del received
-
-
-def test_a_block_that_is_not_sent_stays_with_its_owner(link: Link) -> None:
-    kept = link.block(4)
-    assert_all(link.send(link.block(5)), 5)
-    fill_every_slot(link)
-    assert_all(kept, 4)
 
 
 def test_a_worker_that_keeps_a_block_it_sent_keeps_its_values(link: Link) -> None:

@@ -198,26 +198,6 @@ def test_small_batches_are_read_at_once_and_equal_single_ones(
             assert all(map(torch.equal, one, other))
 
 
-def test_an_exception_is_raised_unchanged_and_ends_the_iteration() -> None:
-    errors = (ValueError("bad row", 5), KeyError("gone"), SystemExit(3), KeyboardInterrupt())
-    for error in errors:
-        for num_workers in (0, 3):
-            read: list[int] = []
-
-            def hook(row: int, error: BaseException = error, read: list[int] = read) -> None:
-                read.append(row)
-                if row == 5:
-                    raise error
-
-            batches = iter(load(hook, num_workers=num_workers, prefetch_factor=1))
-            assert [next(batches).tolist() for _ in range(2)] == IN_ORDER[:2]
-            with pytest.raises(type(error)) as caught:
-                next(batches)
-            assert caught.value is error
-            assert list(batches) == []
-            assert len(read) <= (2 + 3) * BATCH
-
-
 def test_failures_of_unrequested_batches_are_ignored() -> None:
     failed = threading.Event()
 
