@@ -318,8 +318,8 @@ class _Conversion:
     def _changed(self, change: Change) -> ConvertedImage:
         """Scale, crop or pad, and encode an image."""
         _check_size(change.size, change.canvas)
-        place = (*centered(change.size, change.canvas), *change.canvas)
-        pixels = crop_or_pad(self._scaled(change.size), place, self._padding())
+        rectangle = (*centered(change.size, change.canvas), *change.canvas)
+        pixels = crop_or_pad(self._scaled(change.size), rectangle, self._padding())
         if self.recipe.raw_shape and pixels.shape[:2] != self.recipe.box:
             raise BadImage(
                 f"it has {self.size[0]} x {self.size[1]} pixels, too few without enlarging or "

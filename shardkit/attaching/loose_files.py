@@ -84,11 +84,11 @@ class Folder:
         except ValueError:
             raise Unlike("has a name that leads out of the folder") from None
         above = name.rpartition("/")[0]
-        place = self._root / name
+        at = self._root / name
         try:
             if above not in self._opened:
                 self._opened[above] = self._stack.enter_context(opened(self._root, above))
-            file = LooseFile(open_plain(place, _READ, dir_fd=self._opened[above]), place, size)
+            file = LooseFile(open_plain(at, _READ, dir_fd=self._opened[above]), at, size)
         except LinkRefused:
             raise Unlike("is a symbolic link, or in one; `convert` follows links") from None
         except UNFIT as error:
@@ -97,11 +97,11 @@ class Folder:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise ShardkitError(
-                    f"{place} cannot be opened: too many files are open",
+                    f"{at} cannot be opened: too many files are open",
                     remedy="Use fewer threads, or raise the limit (`ulimit -n`).",
                 ) from error
             raise
-        with naming(place):
+        with naming(at):
             status = os.fstat(file.descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise Unlike("is not a file")

@@ -50,6 +50,6 @@ def _mark(directory: Path, manifest: Manifest) -> Path:
 
     Layers are not part of it: their shards are in the dataset's directory.
     """
-    place = os.fsencode(os.path.realpath(directory))
-    name = hashlib.sha256(place + b"\0" + manifest.base.digest.encode()).hexdigest()
+    path = os.fsencode(os.path.realpath(directory))
+    name = hashlib.sha256(path + b"\0" + manifest.base.digest.encode()).hexdigest()
     return state_folder() / "attached" / name

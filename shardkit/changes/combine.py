@@ -39,7 +39,7 @@ _CANNOT_LINK = (
 class Shape(NamedTuple):
     """The properties that datasets must share to be combined."""
 
-    place: Path
+    path: Path
     """The dataset, for messages."""
     format: str
     recipe: dict[str, Any]
@@ -103,7 +103,7 @@ def common_schema(shapes: Sequence[Shape]) -> Schema:
             differing = [name for name in {**one, **other} if one.get(name) != other.get(name)]
             if differing:
                 raise UsageError(
-                    f"{first.place} and {shape.place} have different {what} ("
+                    f"{first.path} and {shape.path} have different {what} ("
                     + ", ".join(
                         f"{name}: {one.get(name, 'none')} and {other.get(name, 'none')}"
                         for name in differing
@@ -137,14 +137,14 @@ def _common_classes(shapes: Sequence[Shape]) -> tuple[str, ...] | None:
     for shape in shapes:
         some = shape.classes
         if (some is None) != (classes is None):
-            raise UsageError(f"only one of {shape.place} and {longest.place} has labels")
+            raise UsageError(f"only one of {shape.path} and {longest.path} has labels")
         if some is None or classes is None or some == classes[: len(some)]:
             continue
         label = next(n for n, (a, b) in enumerate(zip(some, classes, strict=False)) if a != b)
         union = dict.fromkeys([*classes, *some])
         raise UsageError(
-            f"label {label} is {quoted(some[label])} in {shape.place} and "
-            f"{quoted(classes[label])} in {longest.place}. Records store labels, so they cannot "
+            f"label {label} is {quoted(some[label])} in {shape.path} and "
+            f"{quoted(classes[label])} in {longest.path}. Records store labels, so they cannot "
             "be combined",
             remedy=f"Convert both again with one list of all {len(union)} classes, such as with "
             "--class-order FILE",
@@ -165,11 +165,11 @@ def link_stores(
     starts = accumulate((len(store.manifest.shards) for store in stores), initial=0)
     pieces = [_link_shards(*pair, folder) for pair in zip(stores, starts, strict=False)]
     entries = [entry for store in stores for entry in entries_of(store.manifest)]
-    places = [store.path for store in stores]
+    paths = [store.path for store in stores]
     if new is not None:
         pieces += new.pieces
         entries += new.entries
-        places.append(folder)
+        paths.append(folder)
     assembly = Assembly(
         folder=folder,
         format=first.format,
@@ -179,7 +179,7 @@ def link_stores(
         source=source_of(entries),
         software=entries[-1].software,
     )
-    return assembly.finish(pieces, partial(_in_several, places))
+    return assembly.finish(pieces, partial(_in_several, paths))
 
 
 def _link_shards(dataset: OpenedDataset, first: int, folder: Path) -> Piece:
@@ -203,14 +203,14 @@ def _link_shards(dataset: OpenedDataset, first: int, folder: Path) -> Piece:
     )
 
 
-def link_file(place: Path, name: str, goal: Path, size: int | None = None) -> None:
+def link_file(folder: Path, name: str, goal: Path, size: int | None = None) -> None:
     """Link a file, or copy it if the file system cannot link; `open_regular` refuses links."""
-    path = place / name
+    path = folder / name
     try:
         with open_regular(path) as file:
             if size is not None and os.fstat(file.fileno()).st_size != size:
                 raise CorruptShard(
-                    f"{path} is damaged", remedy=f"run {as_command('verify', place)}"
+                    f"{path} is damaged", remedy=f"run {as_command('verify', folder)}"
                 )
             with contextlib.suppress(FileNotFoundError):
                 goal.unlink()
@@ -224,7 +224,7 @@ def link_file(place: Path, name: str, goal: Path, size: int | None = None) -> No
                 sync(goal)
     except (FileNotFoundError, LinkRefused) as error:
         raise CorruptShard(
-            f"{path}: {error.strerror}", remedy=f"For details, run {as_command('verify', place)}"
+            f"{path}: {error.strerror}", remedy=f"For details, run {as_command('verify', folder)}"
         ) from error
 
 
@@ -244,10 +244,10 @@ def _ignored(dataset: OpenedDataset) -> Iterator[Problem]:
         yield from dataset.ignored
 
 
-def _in_several(places: Sequence[Path], keys: Sequence[str]) -> UsageError:
+def _in_several(paths: Sequence[Path], keys: Sequence[str]) -> UsageError:
     """Return the error that datasets have the same keys."""
     return UsageError(
-        f"{len(keys)} keys are in more than one of {', '.join(map(str, places))}: "
+        f"{len(keys)} keys are in more than one of {', '.join(map(str, paths))}: "
         f"{', '.join(map(quoted, keys[:3]))}{' ...' if len(keys) > 3 else ''}. Keys come from "
         "file names and must differ",
         remedy="leave these records out of one dataset with `shardkit convert dataset "

@@ -157,7 +157,7 @@ class TableValues(FieldValues):
         return {"name": Path(self.path).name, "key": self._key, "fields": fields}
 
     def _match(self, datasets: Sequence[OpenedDataset]) -> Matched:
-        """Write the values to a file, with the place of those of each row."""
+        """Write the values to a file, with the position of those of each row."""
         finder = _RowFinder(datasets)
         unknown: list[str] = []
         unknown_count = rows = 0

@@ -148,8 +148,8 @@ def _advanced(state: _Words, lengths: _Words) -> _Words:
 
 def _applied(tables: _Words, state: _Words) -> _Words:
     result = np.zeros_like(state)
-    for place in range(4):
-        result ^= tables[place][(state >> np.uint32(8 * place)) & np.uint32(0xFF)]
+    for byte in range(4):
+        result ^= tables[byte][(state >> np.uint32(8 * byte)) & np.uint32(0xFF)]
     return result
 
 
@@ -166,7 +166,7 @@ def _operators() -> tuple[_Words, ...]:
     """Return tables that advance the state of CRC-32 by 1, 2, 4, 8 ... unchanged bytes."""
     table = _one_byte()
     values = np.arange(256, dtype=np.uint32)
-    states = [values << np.uint32(8 * place) for place in range(4)]
+    states = [values << np.uint32(8 * byte) for byte in range(4)]
     tables = np.stack([table[s & np.uint32(0xFF)] ^ (s >> np.uint32(8)) for s in states])
     operators = [tables]
     for _ in range(31):

@@ -177,10 +177,10 @@ def joined(
     longer = dict[str, Layer]()
     for store, manifest in zip(needed_stores(dataset)[1:], others, strict=True):
         assert store.layer is not None
-        place = folder / store.folder
+        path = folder / store.folder
         require_same_rows(base, manifest)
-        save_manifest(manifest, place)
-        layer = as_layer(manifest, place, store.layer.operation)
+        save_manifest(manifest, path)
+        layer = as_layer(manifest, path, store.layer.operation)
         longer[layer.name] = replace(layer, request=store.layer.request)
     layers = [longer.get(layer.name, layer) for layer in needed_layers(dataset.manifest)]
     return described(base, layers, len(layers), folder)

@@ -47,18 +47,18 @@ def merge(
         CorruptDataset: If a manifest or an index is damaged, or a shard has the wrong size.
         ConversionFailed: If writing fails.
     """
-    places = [Path(path) for path in datasets]
+    paths = [Path(path) for path in datasets]
     target = Path(target)
-    if isinstance(datasets, str) or len(places) < 2:
+    if isinstance(datasets, str) or len(paths) < 2:
         raise UsageError("merge requires a list of at least two datasets")
-    for place in places:
-        if overlap(target, place):
-            raise UsageError(f"{target} and {place} overlap;", remedy="choose another directory")
-    opened = [open_splits(place) for place in places]
-    for place, splits in zip(places, opened, strict=True):
+    for path in paths:
+        if overlap(target, path):
+            raise UsageError(f"{target} and {path} overlap;", remedy="choose another directory")
+    opened = [open_splits(path) for path in paths]
+    for path, splits in zip(paths, opened, strict=True):
         if splits.keys() != opened[0].keys():
             raise UsageError(
-                f"{places[0]} has {splits_in_words(opened[0])}, {place} has "
+                f"{paths[0]} has {splits_in_words(opened[0])}, {path} has "
                 f"{splits_in_words(splits)};",
                 remedy="merge datasets with the same splits, or single splits",
             )

@@ -1,1 +1,1 @@
-"""The command line: the only place that wires parts together, prints, and exits."""
+"""The command line: the only code that wires the packages together, prints, and exits."""

@@ -133,8 +133,8 @@ def _by_reason(problems: Iterable[Problem]) -> str:
 def show_planned(src: Path | str, dst: Path | str, jobs: int) -> None:
     """Print what to do after a plan for jobs was written."""
     say(f"planned {src} to {dst}: {amount(jobs, 'task')}, 0 to {jobs - 1}")
-    place = shell(dst)
-    line("next", f"shardkit work {place} --claim, on any machines; then shardkit commit {place}")
+    target = shell(dst)
+    line("next", f"shardkit work {target} --claim, on any machines; then shardkit commit {target}")
 
 
 def show_converted(

@@ -167,10 +167,10 @@ def _stage(stage: str, profile: Profile) -> str:
 
 
 def _line(name: str, line: Line) -> str:
-    """Return one line: its place, its part of the time, and its text."""
-    place = f"{os.path.basename(line.file)}:{line.line} {line.function}"
-    place += ", in native code" * line.is_native
-    text = f"{line.time:.0%}  {place}: {line.text}" if line.text else f"{line.time:.0%}  {place}"
+    """Return one line: its code, its fraction of the time, and its text."""
+    code = f"{os.path.basename(line.file)}:{line.line} {line.function}"
+    code += ", in native code" * line.is_native
+    text = f"{line.time:.0%}  {code}: {line.text}" if line.text else f"{line.time:.0%}  {code}"
     text = f"{name:<{_INDENT}}{printable(text)}"
     return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
 

@@ -62,10 +62,10 @@ def info_command(run: Run, options: InfoOptions, *, dataset: Path) -> None:
     run.report(lambda: {"datasets": datasets}, lambda: _show_all(dataset, datasets))
 
 
-def _show_plan(place: str, done: int, tasks: int) -> None:
-    say(place)
+def _show_plan(path: str, done: int, tasks: int) -> None:
+    say(path)
     line("plan", f"{done:,} of {tasks:,} tasks are done; no dataset is published")
-    command = ["work", place, "--claim"] if done < tasks else ["commit", place]
+    command = ["work", path, "--claim"] if done < tasks else ["commit", path]
     line("next", shell("shardkit", *command))
 
 
@@ -75,8 +75,8 @@ def _show_all(dataset: Path, datasets: dict[str, dict[str, Any]]) -> None:
         _show(f"{url}/{name}".rstrip("/") if url else dataset / name, described)
 
 
-def _show(place: Path | str, value: dict[str, Any]) -> None:
-    say(f"{place}")
+def _show(path: Path | str, value: dict[str, Any]) -> None:
+    say(f"{path}")
     line("format", f"{value['format']}, {amount(value['shards'], 'shard')}, {size(value['bytes'])}")
     images = ", ".join(
         f"{count:,} {image_kind(name)}"

@@ -194,10 +194,10 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:
-        place = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         remedy = "Rerun the command once the file system allows it."
-        fields = error_fields(error, place, remedy=remedy, where=error.filename)
-        _fail(run, 1, f"{place}. {remedy}", fields)
+        fields = error_fields(error, what, remedy=remedy, where=error.filename)
+        _fail(run, 1, f"{what}. {remedy}", fields)
     except SystemExit as end:  # by a signal, whose message is printed
         run.end(int(end.code or 0), error_fields(end, "interrupted", remedy=_resuming()))
         raise

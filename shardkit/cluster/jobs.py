@@ -259,12 +259,12 @@ class Jobs:
         """The path or URL of the source. Nothing is read there before `open`."""
         if is_own_source(self.kind) and kind not in (None, self.kind):
             raise UsageError(
-                f"the plan in {ledger.place} reads {self.kind}, not {quoted(kind)};",
+                f"the plan in {ledger.location} reads {self.kind}, not {quoted(kind)};",
                 remedy=f"leave {setting('kind', kind)} out",
             )
         if not is_own_source(self.kind) and self.kind != kind:
             raise UsageError(
-                f"the plan in {ledger.place} reads its images by code of another package: the "
+                f"the plan in {ledger.location} reads its images by code of another package: the "
                 f"source {self.kind!r}",
                 remedy=f"If you trust the plan, add {setting('kind', self.kind)}.",
             )
@@ -282,7 +282,7 @@ class Jobs:
             if self._source is not None:
                 raise
             raise UsageError(
-                f"{error} ({as_command('work', self._ledger.place, '--source', 'SRC')})"
+                f"{error} ({as_command('work', self._ledger.location, '--source', 'SRC')})"
             ) from error
 
     def build(self, number: int) -> Built:
@@ -325,7 +325,7 @@ class Jobs:
         """Return a task; UsageError if there is no such task."""
         if not 0 <= number < len(self):
             raise UsageError(
-                f"there is no task {number}; {self._ledger.place} has tasks 0 to {len(self) - 1}"
+                f"there is no task {number}; {self._ledger.location} has tasks 0 to {len(self) - 1}"
             )
         self._ledger.get([task_name(number)])
         self.open()
@@ -353,7 +353,7 @@ def receive_results(ledger: Ledger) -> Plan:
     ledger.get(_HEAD)
     plan = load_plan(ledger.folder)
     tasks = _tasks(plan, ledger.folder)
-    require_done(ledger.get_results(tasks, _rest(plan)), len(tasks), ledger.place)
+    require_done(ledger.get_results(tasks, _rest(plan)), len(tasks), ledger.location)
     return plan
 
 
@@ -405,10 +405,10 @@ def send_plan(folder: Path, url: str, *, force: bool) -> None:
         raise occupied(url)
     # Only now: a conversion that finished before our claim has written its manifest.
     splits = {"", *(split.name for split in load_plan(folder).splits)}
-    for place in sorted(f"{url}/{name}".rstrip("/") for name in splits) if not claim else ():
-        if manifest_at(place) is not None:
+    for target in sorted(f"{url}/{name}".rstrip("/") for name in splits) if not claim else ():
+        if manifest_at(target) is not None:
             stored.release()
-            raise taken(place)
+            raise taken(target)
     files = {name for name, is_folder in walk(folder, STATE) if not is_folder}
     stored.put(sorted(files - {*stored.names(), PLAN, _LARGE}))
     stored.put([PLAN])  # last: now the plan is complete

@@ -34,13 +34,13 @@ FOLDER_CLAIMS = f"{STATE}/claims"
 class Ledger:
     """Files, claims and results of a plan, in a folder that all of its jobs see.
 
-    Its files are used where they are, so most methods have nothing to do. ``place`` is the name of
-    the target in messages, if it is not that of the folder.
+    Its files are used where they are, so most methods have nothing to do. ``location`` is the
+    name of the target in messages, if it is not that of the folder.
     """
 
-    def __init__(self, folder: Path, place: str = "") -> None:
+    def __init__(self, folder: Path, location: str = "") -> None:
         self.folder = folder
-        self.place = place or folder
+        self.location = location or folder
 
     def get(self, names: Sequence[str]) -> None:
         """Copy files of the plan to the folder, if they are elsewhere."""
@@ -94,7 +94,7 @@ class Ledger:
         return []
 
     def publish(self) -> None:
-        """Publish the dataset that was committed in the folder, if its place is elsewhere."""
+        """Publish the dataset that was committed in the folder, if that is elsewhere."""
 
 
 class BucketLedger(BucketPlan, Ledger):
@@ -198,14 +198,14 @@ def local_folder(staging: str | Path | None) -> Iterator[Path]:
     with contextlib.ExitStack() as folders:
         try:
             above.mkdir(parents=True, exist_ok=True)
-            place = folders.enter_context(TemporaryFolder(above))
+            folder = folders.enter_context(TemporaryFolder(above))
         except OSError as error:
             raise UsageError(
                 f"no folder can be created in {above}: {error.strerror}",
                 remedy=f"Name another one with {setting('staging')}.",
             ) from error
         try:
-            yield place
+            yield folder
         except OSError as error:
             if error.errno in FULL:
                 raise as_failure(error, above) from error

@@ -121,14 +121,14 @@ def centered(size: tuple[int, int], canvas: tuple[int, int]) -> tuple[int, int]:
 
 
 def crop_or_pad(
-    pixels: Mask, place: tuple[int, int, int, int], fill: int | tuple[int, ...] = 0
+    pixels: Mask, rectangle: tuple[int, int, int, int], fill: int | tuple[int, ...] = 0
 ) -> Mask:
     """Return a rectangle of an image of shape (height, width, channels); outside it is ``fill``.
 
-    ``place`` is left, top, width and height. The result is a view if the rectangle is inside the
+    ``rectangle`` is left, top, width and height. The result is a view if that is inside the
     image.
     """
-    left, top, width, height = place
+    left, top, width, height = rectangle
     bottom = max(0, top + height)
     right = max(0, left + width)
     inside = pixels[max(0, top) : bottom, max(0, left) : right]
@@ -164,9 +164,9 @@ def move_points(points: Keypoints, frame: Frame, names: Sequence[str] | None = N
     change places: see `swap_sides`. Points are in pixels of the image: shape (..., 3), or
     (..., names, 3).
     """
-    places = _move(points[..., :2].reshape(-1, 2), frame).reshape(*points.shape[:-1], 2)
-    seen = (points[..., 2:] > 0) & ((places >= 0) & (places <= frame.size)).all(-1, keepdims=True)
-    moved = np.where(seen, np.concatenate([places, points[..., 2:]], axis=-1), 0.0)
+    framed = _move(points[..., :2].reshape(-1, 2), frame).reshape(*points.shape[:-1], 2)
+    seen = (points[..., 2:] > 0) & ((framed >= 0) & (framed <= frame.size)).all(-1, keepdims=True)
+    moved = np.where(seen, np.concatenate([framed, points[..., 2:]], axis=-1), 0.0)
     return swap_sides(moved, names) if frame.flip and names else moved
 
 
@@ -181,8 +181,8 @@ def swap_sides(points: Keypoints, names: Sequence[str]) -> Keypoints:
 @lru_cache(maxsize=64)
 def _mirrored(names: tuple[str, ...]) -> list[int]:
     """Return the position of each name's opposite, or its own position if there is none."""
-    places = {name: place for place, name in enumerate(names)}
-    return [places.get(_SIDE.sub(_opposite, name), place) for name, place in places.items()]
+    numbers = {name: number for number, name in enumerate(names)}
+    return [numbers.get(_SIDE.sub(_opposite, name), n) for name, n in numbers.items()]
 
 
 _SIDE = re.compile("left|right", re.IGNORECASE)
@@ -224,12 +224,12 @@ def _nearest(start: int, length: int, size: int, scaled: int, side: int) -> npt.
     return centers * side // (2 * size * scaled)
 
 
-def _move(places: npt.NDArray[np.float64], frame: Frame) -> npt.NDArray[np.float64]:
-    """Return places in a frame, which may be outside it: shape (N, 2), or (N, 4) for boxes."""
+def _move(points: npt.NDArray[np.float64], frame: Frame) -> npt.NDArray[np.float64]:
+    """Return points in a frame, which may be outside it: shape (N, 2), or (N, 4) for boxes."""
     left, top, crop_width, crop_height = frame.crop
-    moved = np.empty_like(places)
+    moved = np.empty_like(points)
     for axis, (start, length) in enumerate(((left, crop_width), (top, crop_height))):
-        scaled = places[:, axis::2] * frame.scaled[axis] / frame.image[axis] - start
+        scaled = points[:, axis::2] * frame.scaled[axis] / frame.image[axis] - start
         moved[:, axis::2] = scaled * frame.size[axis] / length
     if frame.flip:
         moved[:, 0::2] = frame.size[0] - moved[:, 0::2]

@@ -149,11 +149,11 @@ def _read_page(data: memoryview, layout: _Layout, at: int, most: int) -> tuple[T
     tags: Tags = {}
     for start in range(at, at + entries * entry_bytes, entry_bytes):
         tag, kind, count = _unpack(layout.order + ("HHQ" if wide else "HHI"), data, start)
-        place = start + entry_bytes - inline
+        offset = start + entry_bytes - inline
         size = count * (_SIZES[kind] if kind < len(_SIZES) else 0)
         if size > inline:
-            (place,) = _unpack(layout.offset, data, place)
-        if place + size > len(data):
+            (offset,) = _unpack(layout.offset, data, offset)
+        if offset + size > len(data):
             raise BadImage(f"its tag {tag} is outside the file")
         if tag in _NUMBERS:
             if kind not in _INTEGERS or not count:
@@ -161,7 +161,7 @@ def _read_page(data: memoryview, layout: _Layout, at: int, most: int) -> tuple[T
             most -= count
             if most < 0:
                 raise BadImage(f"its tags have more than {_MAX_NUMBERS} numbers")
-            tags[tag] = struct.unpack_from(f"{layout.order}{count}{_INTEGERS[kind]}", data, place)
+            tags[tag] = struct.unpack_from(f"{layout.order}{count}{_INTEGERS[kind]}", data, offset)
     (following,) = _unpack(layout.offset, data, at + entries * entry_bytes)
     return tags, following
 

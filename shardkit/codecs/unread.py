@@ -124,7 +124,7 @@ def _tags(file: BinaryIO, order: str, at: int) -> Iterator[tuple[int, tuple[int,
 
 
 def _pointers(file: BinaryIO, order: str, count: int, value: bytes) -> list[int]:
-    """Return the places of the first directories that a tag points to."""
+    """Return the offsets of the first directories that a tag points to."""
     if count > 1:
         file.seek(*struct.unpack(order + "I", value))
         value = file.read(4 * min(count, 8))

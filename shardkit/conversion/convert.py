@@ -31,7 +31,7 @@ from shardkit.sources.opening import DivisionOptions, Exclusion, SampleOptions, 
 from shardkit.system.late import load
 from shardkit.system.safe_paths import is_file
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
-from shardkit.system.urls import STORES, scheme_and_place
+from shardkit.system.urls import STORES, scheme_and_path
 
 _TARGETS = {
     "": "shardkit.conversion.convert:Directory",
@@ -171,20 +171,20 @@ def plan_conversion(
 
 def open_target(target: str | Path, placement: Placement) -> Target:
     """Return where a conversion publishes its dataset."""
-    scheme, place = scheme_and_place(target)
-    opened: Target = load(_TARGETS[scheme])(place, placement.staging)
+    scheme, path = scheme_and_path(target)
+    opened: Target = load(_TARGETS[scheme])(path, placement.staging)
     return opened
 
 
 class Directory(Target):
     """A directory of this machine, in which the dataset is also built."""
 
-    def __init__(self, place: str, staging: str | Path | None) -> None:
+    def __init__(self, path: str, staging: str | Path | None) -> None:
         if staging is not None:
             raise UsageError(
-                f"{place} is local;", remedy=f"{setting('staging')} is for conversions to a URL"
+                f"{path} is local;", remedy=f"{setting('staging')} is for conversions to a URL"
             )
-        self.folder = Path(place)
+        self.folder = Path(path)
 
     def prepare(self) -> None:
         """Do nothing: `open_staging` checks it."""

@@ -107,8 +107,8 @@ class FolderExchange:
         if sys.platform != "linux":  # pragma: no cover - only Linux can exchange
             return None
         here = Path.cwd()
-        place = self._above / self._name
-        if here == place or place in here.parents:
+        target = self._above / self._name
+        if here == target or target in here.parents:
             return None  # this process would then be in the old dataset
         try:
             others = self._others(self._name, old)

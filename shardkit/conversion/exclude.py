@@ -88,7 +88,7 @@ def exclude_listed(scan: Scan, lists: Sequence[str | Path]) -> Scan:
     for split, keys in chosen.items():
         images = splits[split]
         if len(keys) == len(images):
-            raise UsageError(f"{setting('exclude')} leaves no image of {_place(scan, [split])}")
+            raise UsageError(f"{setting('exclude')} leaves no image of {_location(scan, [split])}")
         paths = [entry.path for entry in images.entries if entry.key in keys]
         left_out = [Problem(path=path, reason=EXCLUDED) for path in paths]
         ignored[split] = [*ignored.get(split, ()), *left_out]
@@ -130,16 +130,16 @@ def _listed_keys(scan: Scan, splits: Sequence[str], listed: Listed) -> Iterator[
         )
     else:
         names = (lambda entry: entry.path, lambda entry: entry.key)  # a key overrides a path
-    places: list[dict[str, tuple[str, str]]] = [{} for _ in names]
+    found: list[dict[str, tuple[str, str]]] = [{} for _ in names]
     for split in splits:
         for entry in scan.splits[split].entries:
-            for name_of, of_name in zip(names, places, strict=True):
+            for name_of, of_name in zip(names, found, strict=True):
                 if (name := name_of(entry)) in wanted:
                     of_name[name] = split, entry.key
-    by_name = {name: place for of_name in places for name, place in of_name.items()}
-    listed.require_known(by_name, _place(scan, splits))
+    by_name = {name: key for of_name in found for name, key in of_name.items()}
+    listed.require_known(by_name, _location(scan, splits))
     return (by_name[name] for name in wanted)
 
 
-def _place(scan: Scan, splits: Sequence[str]) -> str:
+def _location(scan: Scan, splits: Sequence[str]) -> str:
     return f"{scan.source}, {splits[0]}" if len(splits) == 1 and splits[0] else str(scan.source)

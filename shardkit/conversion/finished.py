@@ -45,15 +45,15 @@ def finished(plan: Plan, target: Path) -> dict[str, Manifest] | None:
     return {split.name: manifests[split.name] for split in plan.splits} if same else None
 
 
-def _matches(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) -> bool:
+def _matches(split: SplitPlan, plan: Plan, manifest: Manifest, folder: Path) -> bool:
     return (
         (
             _is_copy(split, plan, split.original, manifest)
             if split.original
             else _described(manifest) == _planned(split, plan)
         )
-        and all(status_of(place, entry.name).st_size == entry.bytes for entry in manifest.entries)
-        and _same_images(split, plan, manifest, place)
+        and all(status_of(folder, entry.name).st_size == entry.bytes for entry in manifest.entries)
+        and _same_images(split, plan, manifest, folder)
     )
 
 
@@ -86,7 +86,7 @@ def _plain(*values: Any) -> Any:
     return load_json(dump_json({"values": values}))
 
 
-def _same_images(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) -> bool:
+def _same_images(split: SplitPlan, plan: Plan, manifest: Manifest, folder: Path) -> bool:
     """Return whether the rows are the planned images in order, without those left out."""
     left_out = {problem.path for problem in manifest.skipped} - split.skipped_before
     unreadable = {problem.path for problem in plan.scan.problems.get(split.name, ())}
@@ -101,7 +101,7 @@ def _same_images(split: SplitPlan, plan: Plan, manifest: Manifest, place: Path) 
         return False
     compares_sizes = plan.scan.known and plan.scan.exact_sizes and plan.options.recipe.keeps_bytes
     kept = (entry for entry in split.source.entries if entry.path not in left_out)
-    for part in Index(place, manifest.rows).pieces():
+    for part in Index(folder, manifest.rows).pieces():
         labels = part.rows["label"].tolist()
         lengths = part.rows["length"].tolist()
         for path, label, length, entry in zip(part.paths, labels, lengths, kept, strict=False):

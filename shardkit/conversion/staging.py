@@ -345,8 +345,8 @@ class StagingDirectory:
         for name in old:
             remove(self.target, name)
         for above in {"", *(str(PurePath(name).parent) for name in old)} - {"."}:
-            with contextlib.suppress(FileNotFoundError), opened(self.target, above) as place:
-                for name in filter(is_temporary, os.listdir(place)):
+            with contextlib.suppress(FileNotFoundError), opened(self.target, above) as inside:
+                for name in filter(is_temporary, os.listdir(inside)):
                     remove(self.target, f"{above}/{name}".lstrip("/"))
         folders = {folder for name in old for folder in PurePath(name).parents} - {PurePath()}
         for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
@@ -363,12 +363,12 @@ def open_staging(target: Path, *, force: bool) -> Iterator[StagingDirectory]:
     UsageError if ``target`` holds other files, or a dataset without ``force``, cannot be written,
     or another conversion is running there.
     """
-    place = StagingDirectory(target)
+    staging = StagingDirectory(target)
     clear_trash(target)  # of a run that was killed at the end
-    with locked(place.folder, lambda: check_target(target, force=force)):
+    with locked(staging.folder, lambda: check_target(target, force=force)):
         try:
             remove_tree(target, _SCRATCH)  # of a plan that was killed
-            yield place
+            yield staging
         except OSError as error:
             raise as_failure(error, target) from error
 

@@ -458,10 +458,10 @@ class SplitsManifest:
         """The name of the first split."""
         return next(iter(self.splits))
 
-    def refusal(self, place: object, example: object) -> UsageError:
-        """Return the error that ``place`` does not hold one dataset; ``example`` opens a split."""
+    def refusal(self, path: object, example: object) -> UsageError:
+        """Return the error that ``path`` does not hold one dataset; ``example`` opens a split."""
         return UsageError(
-            f"{place} contains one dataset per split ({name_list(self.splits)});",
+            f"{path} contains one dataset per split ({name_list(self.splits)});",
             remedy=f"open one of them, for example {example}",
         )
 

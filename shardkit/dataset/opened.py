@@ -38,7 +38,7 @@ from shardkit.system.files import (
 from shardkit.system.late import load
 from shardkit.system.safe_paths import NO_PATH, UNFIT, LinkRefused, require_no_link
 from shardkit.system.text import name_list
-from shardkit.system.urls import STORES, as_local, scheme_and_place
+from shardkit.system.urls import STORES, as_local, scheme_and_path
 
 _Loaded = TypeVar("_Loaded")
 
@@ -132,9 +132,9 @@ class OpenedDataset:
         return self._directory
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The URL or path of the dataset, for messages."""
-        return self.access.place(self.path)
+        return self.access.location(self.path)
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -393,8 +393,8 @@ def open_one(
     Raises UsageError if there is none, CorruptDataset if the manifest, or the index at a URL, is
     damaged, ShardkitError if the store cannot be read.
     """
-    scheme, place = scheme_and_place(path)
-    opened: OpenedDataset = load(_OPENERS[scheme])(place, split, root, fetching)
+    scheme, path = scheme_and_path(path)
+    opened: OpenedDataset = load(_OPENERS[scheme])(path, split, root, fetching)
     return opened
 
 
@@ -407,16 +407,16 @@ def open_local(
             f"{path} is local; {setting('cache')} and {setting('cache_limit')} are for object "
             "stores"
         )
-    place = Path(as_local(path))
+    folder = Path(as_local(path))
     opened = OpenedDataset(
-        (place if split is None else place / split).expanduser().absolute(),
+        (folder if split is None else folder / split).expanduser().absolute(),
         root=None if root is None else Path(root, as_name(split or "")),
     )
     try:
         _ = opened.manifest
     except UsageError as error:
-        if split is not None and (place / MANIFEST_NAME).exists():
-            splits = OpenedDirectory(place).splits
+        if split is not None and (folder / MANIFEST_NAME).exists():
+            splits = OpenedDirectory(folder).splits
             if "" in splits:
                 raise UsageError(
                     f"{path} has no splits;", remedy=f"leave {setting('split', split)} out"

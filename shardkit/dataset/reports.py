@@ -67,12 +67,12 @@ class StoredReport(Collection[Problem]):
         return any(problem == stored for stored in self)
 
 
-def excluded_paths(place: Path, files: Iterable[FileEntry]) -> set[str] | None:
+def excluded_paths(directory: Path, files: Iterable[FileEntry]) -> set[str] | None:
     """Return the paths of images that were left out on request; None if the report is damaged."""
     for entry in files:
         if entry.name == IGNORED:
             try:
-                content = read_small(place / IGNORED, entry.bytes, root=place)
+                content = read_small(directory / IGNORED, entry.bytes, root=directory)
                 if hashlib.sha256(content).hexdigest() != entry.sha256:
                     return None
                 problems = map(load_json, content.splitlines())

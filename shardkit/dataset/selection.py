@@ -175,14 +175,14 @@ class Listed(NamedTuple):
     digest: str | None
     """The content digest of the only dataset whose rows the file may list; None for any."""
 
-    def require_known(self, existing: Container[str], place: object) -> None:
+    def require_known(self, existing: Container[str], location: object) -> None:
         """Refuse names that do not exist."""
         unknown = [name for name in self.names if name not in existing]
         if unknown:
             some = ", ".join(map(quoted, unknown[:3])) + " ..." * (len(unknown) > 3)
             raise UsageError(
                 f"{self.where}: {len(unknown):,} of {len(self.names):,} lines name nothing in "
-                f"{place}: {some}"
+                f"{location}: {some}"
             )
 
     def require_digest(self, digest: object) -> None:

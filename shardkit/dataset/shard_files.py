@@ -172,7 +172,7 @@ class Access:
         """Return the files of the shards."""
         return load(_LOOSE)(dataset) if dataset.manifest.is_loose else ShardFiles(dataset)
 
-    def place(self, directory: Path) -> str:
+    def location(self, directory: Path) -> str:
         """Return the path or URL of the dataset, for messages."""
         return str(directory)
 

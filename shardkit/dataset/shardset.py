@@ -69,7 +69,7 @@ class ShardSet:
         self.dataset = dataset
         self.directory = dataset.path.absolute()
         self.manifest = dataset.manifest
-        self.place = dataset.place
+        self.location = dataset.location
         """The URL or path of the dataset, for messages."""
         self.files = dataset.access.files(dataset)
         """The shards."""
@@ -183,11 +183,11 @@ class ShardSet:
 
     def _require(self, name: str, *, apart: bool) -> Field:
         """Return a field, which must exist, and have either bytes of its own or a column."""
-        field = require_field(self.schema, name, self.place)
+        field = require_field(self.schema, name, self.location)
         if field.type.stored_apart != apart:
             reason = "no bytes of its own" if apart else "no column: its values are in the records"
             raise UsageError(
-                f"the field {quoted(name)} ({field.kind}) of {self.place} has {reason}",
+                f"the field {quoted(name)} ({field.kind}) of {self.location} has {reason}",
                 remedy=None if apart else f"Read them with fields=({name!r},)",
             )
         return field
@@ -199,7 +199,7 @@ class ShardSet:
 
     def resolve_rows(self, rows: Sequence[int] | npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return ``rows`` as int64 of shape (N,); negative rows count from the end."""
-        return resolve_rows(rows, len(self), self.place)
+        return resolve_rows(rows, len(self), self.location)
 
     @cached_property
     def labels(self) -> npt.NDArray[np.int64]:
@@ -360,11 +360,11 @@ def open_shards(
     return ShardSet(open_one(path, split, root=root, fetching=fetching), verify=verify)
 
 
-def require_field(schema: Schema, name: str, place: str) -> Field:
-    """Return a field of the dataset at ``place``."""
+def require_field(schema: Schema, name: str, location: str) -> Field:
+    """Return a field of the dataset at ``location``."""
     if name not in schema:
         fields = name_list(f"{other} ({field.kind})" for other, field in schema.items())
-        raise UsageError(f"{place} has no field {quoted(name)}; it has {fields}")
+        raise UsageError(f"{location} has no field {quoted(name)}; it has {fields}")
     return schema[name]
 
 

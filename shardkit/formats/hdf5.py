@@ -123,7 +123,7 @@ class Hdf5Writer:
             # No other process knows the file yet, and some file systems have no locks.
             h5py.File(self._path, "x", libver=_WRITE_VERSIONS, locking=False) as file,
         ):
-            offsets = {name: content.place_in(file, name) for name, content in contents.items()}
+            offsets = {name: content.allocate(file, name) for name, content in contents.items()}
         with self._path.open("r+b", buffering=0) as plain:
             for name, content in contents.items():
                 _move(content.values, plain, offsets[name])
@@ -206,7 +206,7 @@ class _Content(NamedTuple):
     def bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def place_in(self, file: h5py.File, name: str) -> int:
+    def allocate(self, file: h5py.File, name: str) -> int:
         """Create the dataset without writing its values; return their offset in the file."""
         settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         settings.set_layout(h5py.h5d.CONTIGUOUS)
@@ -214,9 +214,9 @@ class _Content(NamedTuple):
         settings.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
         settings.set_obj_track_times(False)  # the same input gives the same bytes
         group, _, last = name.rpartition("/")
-        place = file.require_group(group) if group else file
+        parent = file.require_group(group) if group else file
         dataset = h5py.h5d.create(
-            place.id,
+            parent.id,
             last.encode(),
             h5py.h5t.py_create(self.dtype),
             h5py.h5s.create_simple(self.shape),

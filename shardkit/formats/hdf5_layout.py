@@ -45,7 +45,7 @@ _FLOATS = {
     8: b"\x11\x20\x3f\0\x08\0\0\0\0\0\x40\0\x34\x0b\0\x34\xff\x03",
 }
 """HDF5's encodings of IEEE 754 numbers, by size in bytes: fields 0x10 on are offset and precision,
-then the places and sizes of exponent and mantissa, and the exponent's bias."""
+then the positions and sizes of exponent and mantissa, and the exponent's bias."""
 
 _TYPES = {
     bytes(
@@ -117,8 +117,8 @@ class _Walk:
             if _SYMBOLS not in messages:
                 arrays[name] = self._array(messages, name)
                 continue
-            for inner, place in self._members(header, name):
-                arrays[f"{name}/{inner}"] = self._array(self._messages(place), f"{name}/{inner}")
+            for inner, address in self._members(header, name):
+                arrays[f"{name}/{inner}"] = self._array(self._messages(address), f"{name}/{inner}")
         if sum(array.length for array in arrays.values()) > self._size:
             raise MalformedHdf5Error("its datasets overlap")
         return arrays
@@ -131,23 +131,23 @@ class _Walk:
         tree, heap = _PAIR.unpack_from(messages[_SYMBOLS])
         names = self._names(heap)
         seen: set[str] = set()
-        for start, place, cached, _ in self._entries(tree, 8):
+        for start, address, cached, _ in self._entries(tree, 8):
             raw, end, _ = names[start:].partition(b"\0")
             name = raw.decode("latin-1")
             if not end or not name or "/" in name or name in seen:
                 raise MalformedHdf5Error(f"{quoted(group)} has a member of the name {quoted(name)}")
-            if cached == 2 or place == _NOWHERE:
+            if cached == 2 or address == _NOWHERE:
                 raise MalformedHdf5Error(
                     f"{quoted(name)} in {quoted(group)} is a link to something elsewhere"
                 )
             seen.add(name)
-            yield name, place
+            yield name, address
 
     def _names(self, address: int) -> bytes:
-        signature, version, size, _, place = _HEAP.unpack(self._bytes(address, _HEAP.size))
+        signature, version, size, _, start = _HEAP.unpack(self._bytes(address, _HEAP.size))
         if signature != b"HEAP" or version != 0:
             raise MalformedHdf5Error(f"there are no names at byte {address}")
-        return self._bytes(place, size)
+        return self._bytes(start, size)
 
     def _entries(self, address: int, depth: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield the members below a node of a group's tree."""

@@ -146,8 +146,7 @@ class LmdbReader(RangeReader):
     _fields: list[dict[str, Range]]
 
     def _find(self) -> None:
-        place = self._file.fileno(), self._size
-        if self._take(compiled.walk_lmdb(*place)):
+        if self._take(compiled.walk_lmdb(self._file.fileno(), self._size)):
             return
         self._keys = []
         self._fields = []

@@ -149,8 +149,8 @@ class TarReader(RangeReader):
         if self._start:  # a part also needs the metadata, the first member of the archive
             self._group(itertools.islice(self._walk(0, None), 1))
         end = -1 if self._stop is None else self._stop
-        place = self._file.fileno(), self._size, self._start, end
-        if not self._take(compiled.walk_tar(*place)):
+        archive = self._file.fileno(), self._size, self._start, end
+        if not self._take(compiled.walk_tar(*archive)):
             self._keys = []
             self._fields = []
             self._group(self._walk(self._start, self._stop))
@@ -193,13 +193,13 @@ class TarReader(RangeReader):
 
     def _header(self, offset: int, small: bool) -> bytes:
         """Return the header at ``offset``; if members are ``small``, the next come along."""
-        place = offset - self._window_start
-        if not 0 <= place <= len(self._window) - _BLOCK:
+        start = offset - self._window_start
+        if not 0 <= start <= len(self._window) - _BLOCK:
             ahead = min(_AHEAD, self._size - offset) if small else _BLOCK
             self._window = self._pread(Range(offset, max(_BLOCK, ahead)))
             self._window_start = offset
-            place = 0
-        return self._window[place : place + _BLOCK]
+            start = 0
+        return self._window[start : start + _BLOCK]
 
     def _parse(self, header: bytes, offset: int) -> tuple[bytes, int]:
         """Return the kind and size stated in a member's header."""

@@ -111,7 +111,7 @@ class _Reader:
             if field is None or field.kind not in _KINDS:
                 named = [n for n, f in shards.schema.items() if f.kind in _KINDS]
                 raise UsageError(
-                    f"Windows({setting(option, name)}): {shards.place} has no such field of "
+                    f"Windows({setting(option, name)}): {shards.location} has no such field of "
                     "numbers, texts or labels;",
                     remedy=f"choose from {name_list(named) or 'none'}",
                 )

@@ -98,9 +98,9 @@ class Cache:
 
     def unusable(self, error: OSError) -> ShardkitError:
         """Return the error that a file in the cache cannot be read or written."""
-        place = f" ({error.filename})" if error.filename else ""
+        file = f" ({error.filename})" if error.filename else ""
         return ShardkitError(
-            f"the cache {self.folder} cannot be used: {error.strerror}{place}",
+            f"the cache {self.folder} cannot be used: {error.strerror}{file}",
             remedy="Free some space, set a smaller cache_limit, or choose another folder.",
         )
 
@@ -251,27 +251,27 @@ def open_cache(folder: str | os.PathLike[str], limit: int | None) -> Cache:
 
     UsageError if it holds other files, which a cache could be mistaken to own.
     """
-    place = Path(folder).expanduser().absolute()
+    root = Path(folder).expanduser().absolute()
     try:
-        if not (place / _TAG).is_file() and place.exists() and _others(place):
+        if not (root / _TAG).is_file() and root.exists() and _others(root):
             raise UsageError(
-                f"cache={place} holds other files ({', '.join(_others(place)[:3])});",
+                f"cache={root} holds other files ({', '.join(_others(root)[:3])});",
                 remedy="choose a new or empty folder",
             )
-        place.parent.mkdir(parents=True, exist_ok=True)
-        for path in (place, place / "shards", place / "datasets"):
+        root.parent.mkdir(parents=True, exist_ok=True)
+        for path in (root, root / "shards", root / "datasets"):
             with contextlib.suppress(FileExistsError):
                 path.mkdir(_mode(0o777))
-            _require_private(place, path)
-        if not (place / _TAG).is_file():
-            write_atomically(place / _TAG, _TAGGED)
-        if read_small(place / _TAG) != _TAGGED:
+            _require_private(root, path)
+        if not (root / _TAG).is_file():
+            write_atomically(root / _TAG, _TAGGED)
+        if read_small(root / _TAG) != _TAGGED:
             raise UsageError(
-                f"cache={place} is the cache of another program;", remedy="choose a new folder"
+                f"cache={root} is the cache of another program;", remedy="choose a new folder"
             )
     except OSError as error:
-        raise UsageError(f"cache={place} cannot be used: {error.strerror}") from error
-    return Cache(place, limit)
+        raise UsageError(f"cache={root} cannot be used: {error.strerror}") from error
+    return Cache(root, limit)
 
 
 def _require_private(cache: Path, folder: Path) -> None:
@@ -313,10 +313,10 @@ def _identity(descriptor: int, sha256: str) -> str:
     )
 
 
-def _others(place: Path) -> list[str]:
+def _others(folder: Path) -> list[str]:
     """Return the entries of a folder that are not those of a cache that is just being created."""
     folders = ("shards", "datasets")
-    return sorted(name for name in os.listdir(place) if name not in folders and _TAG not in name)
+    return sorted(name for name in os.listdir(folder) if name not in folders and _TAG not in name)
 
 
 @contextlib.contextmanager

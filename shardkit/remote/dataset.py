@@ -53,7 +53,7 @@ class InStore(Access):
         """Return the copies of the shards."""
         return CachedShards(dataset, f"{self.url}/{dataset.folder}".rstrip("/"), self.cache)
 
-    def place(self, directory: Path) -> str:
+    def location(self, directory: Path) -> str:
         """Return the URL."""
         return self.url
 

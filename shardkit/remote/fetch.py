@@ -146,18 +146,18 @@ def _is_copy(path: Path, version: tuple[int, int]) -> bool:
 def _fill(store: Store, file: RemoteFile, descriptor: int) -> None:
     """Write the content of an object to a file, by several requests at a time."""
 
-    def fill(place: int) -> None:
-        data = store.read(file.name, place, min(place + BLOCK, file.size))
+    def fill(start: int) -> None:
+        data = store.read(file.name, start, min(start + BLOCK, file.size))
         while data:
-            written = os.pwrite(descriptor, data, place)
-            place = place + written
+            written = os.pwrite(descriptor, data, start)
+            start = start + written
             data = data[written:]
 
     waiting: deque[Future[None]] = deque()
     try:
         with _turn:
-            for place in range(0, file.size, BLOCK):  # a manifest may state any size
-                waiting.append(_requests.submit(fill, place))
+            for start in range(0, file.size, BLOCK):  # a manifest may state any size
+                waiting.append(_requests.submit(fill, start))
                 if len(waiting) >= _CONNECTIONS:
                     waiting.popleft().result()
         while waiting:

@@ -81,8 +81,8 @@ class Store(ABC):
             data = self._repeated(name, lambda: self._range(name, start, end))
             if len(data) == end - start:
                 return data
-        place = f"ends at byte {start + len(data)}" if data else f"ends before byte {start}"
-        raise CorruptShard(f"{self.url}/{name} {place}, too early")
+        fault = f"ends at byte {start + len(data)}" if data else f"ends before byte {start}"
+        raise CorruptShard(f"{self.url}/{name} {fault}, too early")
 
     def get(self, name: str, most: int) -> bytes | None:
         """Return the content of an object of at most ``most`` bytes; None if it does not exist."""
@@ -144,7 +144,7 @@ class Store(ABC):
         """Delete an object, if it exists."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        """Take the place of methods that a store without lists, or for reading only, lacks."""
+        """Replace methods that a store without lists, or for reading only, lacks."""
         raise UsageError(f"{self.url} can only be read;", remedy=f"write to {', '.join(WRITABLE)}")
 
     @abstractmethod

@@ -20,14 +20,14 @@ from shardkit.system.text import as_command
 from shardkit.system.urls import WRITABLE, as_url
 
 CLAIM = ".shardkit-upload.json"
-"""Names the dataset or plan that is being uploaded, so that no other one writes to the place.
+"""Names the dataset or plan that is being uploaded, so that no other one writes there.
 
 Otherwise two uploads could overwrite each other's shards before one of them creates the manifest.
 It is created before looking for a manifest and deleted after writing it. So whoever creates it
 later sees the manifest.
 """
 
-_PLACES = f"{', '.join(WRITABLE[:-1])} or {WRITABLE[-1]}"
+_WRITABLE = f"{', '.join(WRITABLE[:-1])} or {WRITABLE[-1]}"
 
 
 class UploadTarget(Target):
@@ -79,56 +79,56 @@ def upload(
         CorruptDataset: If a file differs from the manifest.
         ShardkitError: If the store cannot be used.
     """
-    place = writable(url)
+    target = writable(url)
     root = Path(directory)
     dataset = OpenedDirectory(root).with_own_shards(
         f"{root} is an attached dataset; convert it, then upload the result"
     )
     content = read_small(root / MANIFEST_NAME)
     claim = dump_json({"manifest": hashlib.sha256(content).hexdigest()})
-    if not call(objects.create, place, CLAIM, claim):
-        raise occupied(place)
+    if not call(objects.create, target, CLAIM, claim):
+        raise occupied(target)
     # Only now: an upload that finished before our claim has written its manifest.
-    existing = manifest_at(place)
+    existing = manifest_at(target)
     if existing is None:
         if on_progress:
             on_progress(Progress(total=dataset.rows))
-        present = call(objects.sizes, place)
+        present = call(objects.sizes, target)
         for entry in dataset.files:
-            send_file(root, place, entry, present.get(entry.name))
+            send_file(root, target, entry, present.get(entry.name))
             if on_progress:
                 rows = entry.rows if isinstance(entry, ShardEntry) else 0
                 on_progress(Progress(images=rows, bytes=entry.bytes))
-        if not call(objects.create, place, MANIFEST_NAME, content):
+        if not call(objects.create, target, MANIFEST_NAME, content):
             existing = b""
-    call(objects.delete, place, [CLAIM])
+    call(objects.delete, target, [CLAIM])
     if existing not in (None, content):
-        raise taken(place, "another")
+        raise taken(target, "another")
     return existing is None
 
 
 def writable(url: str | os.PathLike[str]) -> str:
     """Return a URL to write to; UsageError if it is not one."""
-    place = as_url(url)
-    if place is None:
-        raise UsageError(f"{url} is not a URL", remedy=f"give {_PLACES}")
-    if not place.startswith(WRITABLE):
-        raise UsageError(f"{place} can only be read;", remedy=f"write to {_PLACES}")
-    return place
+    target = as_url(url)
+    if target is None:
+        raise UsageError(f"{url} is not a URL", remedy=f"give {_WRITABLE}")
+    if not target.startswith(WRITABLE):
+        raise UsageError(f"{target} can only be read;", remedy=f"write to {_WRITABLE}")
+    return target
 
 
-def occupied(place: str) -> UsageError:
+def occupied(target: str) -> UsageError:
     """Return the error that another conversion is writing to a URL."""
     return UsageError(
-        f"another upload to {place} is running or was interrupted, or jobs are building a "
+        f"another upload to {target} is running or was interrupted, or jobs are building a "
         "dataset there",
-        remedy=f"Wait for it or repeat it; to give it up, delete {place}/{CLAIM}",
+        remedy=f"Wait for it or repeat it; to give it up, delete {target}/{CLAIM}",
     )
 
 
-def taken(place: str, which: str = "a") -> UsageError:
+def taken(target: str, which: str = "a") -> UsageError:
     """Return the error that a URL holds a dataset, or another one."""
-    return UsageError(f"{place} already holds {which} dataset;", remedy="choose another URL")
+    return UsageError(f"{target} already holds {which} dataset;", remedy="choose another URL")
 
 
 def manifest_at(url: str) -> bytes | None:

@@ -37,18 +37,18 @@ _MOST = 1_000_000
 class RemoteChecks(Checks):
     """Checks of a dataset in an object store, in a local mirror of it."""
 
-    def __init__(self, place: str, root: Path | None = None) -> None:
+    def __init__(self, url: str, root: Path | None = None) -> None:
         if root is not None:
             raise UsageError(
-                f"{place} is not an attached dataset;", remedy=f"leave {setting('root')} out"
+                f"{url} is not an attached dataset;", remedy=f"leave {setting('root')} out"
             )
-        self.place = place
+        self.location = url
         self.root = None
 
     @contextlib.contextmanager
     def directory(self) -> Iterator[Path]:
         """Provide a temporary folder with all files: shards have their size, but no content."""
-        url = self.place
+        url = self.location
         if url.startswith("http"):
             raise UsageError(f"{url} cannot be verified: a web server does not list its files")
         sizes = call(objects.sizes, url)
@@ -58,7 +58,7 @@ class RemoteChecks(Checks):
             raise ShardkitError(f"{url} holds {len(sizes):,} files, more than a dataset can have")
         with TemporaryFolder() as mirror:
             for name, size in sizes.items():
-                _place(mirror, name, size)
+                _put(mirror, name, size)
             for prefix, manifest in _manifests(mirror, url, sizes):
                 manifest.require_own_shards(  # they are files of this machine
                     f"{url} is an attached dataset; verify it where it was made"
@@ -76,7 +76,7 @@ class RemoteChecks(Checks):
         """Fetch a shard, check it, and remove its content again."""
         path = task.path
         for _ in range(_ATTEMPTS):  # a fault on the way is no damage
-            call(fetch.download, self.place, task.file, path)
+            call(fetch.download, self.location, task.file, path)
             checked = super().check(task)
             if checked.sha256 == task.entry.sha256:
                 break
@@ -88,7 +88,7 @@ class RemoteChecks(Checks):
     def stored_digests(self, tasks: Sequence[ShardCheck]) -> list[Finding]:
         """Return the shards whose upload stored another SHA-256 than the manifest's."""
         names = [task.file for task in tasks]
-        stored = call(objects.digests, self.place, names)
+        stored = call(objects.digests, self.location, names)
         return [
             Finding(file=name, reason="the SHA-256 stored with it differs from the manifest")
             for name, task in zip(names, tasks, strict=True)
@@ -96,7 +96,7 @@ class RemoteChecks(Checks):
         ]
 
 
-def _place(mirror: Path, name: str, size: int) -> None:
+def _put(mirror: Path, name: str, size: int) -> None:
     """Create an empty file of a size, unless no dataset has a file of that name."""
     try:
         _make(mirror, name, size)

@@ -161,9 +161,9 @@ def turned(values: Sequence[Sequence[Any]], turn: Geometry, width: int) -> list[
     """Return boxes, or points with a visibility, after a turn; points without one stay."""
     if not values:
         return []
-    places = np.array([[*value[:width], *value[:width]][:4] for value in values], np.float64)
-    moved = turn.upright(places)[:, :width].tolist()
+    corners = np.array([[*value[:width], *value[:width]][:4] for value in values], np.float64)
+    moved = turn.upright(corners)[:, :width].tolist()
     return [
-        [*(place if width == 4 or value[2] else value[:2]), *value[width:]]
-        for place, value in zip(moved, values, strict=True)
+        [*(corner if width == 4 or value[2] else value[:2]), *value[width:]]
+        for corner, value in zip(moved, values, strict=True)
     ]

@@ -110,15 +110,15 @@ def listing(path: str, stamp: int, group: int, columns: Sequence[str | None]) ->
     wanted = [column for column in columns if column is not None]
     table = _open(path, stamp).group(group, list(dict.fromkeys(wanted)))
     images = table.column(image)
-    none = places = [None] * len(images)
+    none = paths = [None] * len(images)
     if pa.types.is_struct(images.type):
         if "path" in [images.type.field(number).name for number in range(len(images.type))]:
-            places = pc.struct_field(images, "path").to_pylist()
+            paths = pc.struct_field(images, "path").to_pylist()
         images = pc.struct_field(images, "bytes")
     sizes = pc.binary_length(images).to_pylist()
     labels = none if label is None else table.column(label).to_pylist()
     names = none if name is None else table.column(name).to_pylist()
-    return [sizes, places, labels, places if name == image else names]
+    return [sizes, paths, labels, paths if name == image else names]
 
 
 def rows(path: str, stamp: int, group: int, span: Range, columns: list[str]) -> bytes:

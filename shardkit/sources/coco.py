@@ -293,45 +293,45 @@ def _require_once(what: str, values: Sequence[object]) -> None:
 def _items(text: str) -> Iterator[tuple[str, Any, int, int]]:
     """Yield name, value, start and end of all values of a JSON object, one by one for lists."""
     decode = json.JSONDecoder().raw_decode
-    place = _after(text, 0, "{")
+    at = _after(text, 0, "{")
     while True:
-        name, place = decode(text, place)
+        name, at = decode(text, at)
         if not isinstance(name, str):
             raise ValueError(f"{quoted(name)} is not a name")
-        place = _after(text, place, ":")
-        if not text.startswith("[", place):
-            value, end = decode(text, place)
-            yield name, value, place, end
-            place = _skip(text, end)
+        at = _after(text, at, ":")
+        if not text.startswith("[", at):
+            value, end = decode(text, at)
+            yield name, value, at, end
+            at = _skip(text, end)
         else:
-            place = _after(text, place, "[")
-            more = not text.startswith("]", place)
-            place = place if more else _after(text, place, "]")
+            at = _after(text, at, "[")
+            more = not text.startswith("]", at)
+            at = at if more else _after(text, at, "]")
             while more:
-                value, end = decode(text, place)
-                yield name, value, place, end
-                place = _skip(text, end)
-                more = text.startswith(",", place)
-                place = _after(text, place, "," if more else "]")
-        if text.startswith("}", place):
+                value, end = decode(text, at)
+                yield name, value, at, end
+                at = _skip(text, end)
+                more = text.startswith(",", at)
+                at = _after(text, at, "," if more else "]")
+        if text.startswith("}", at):
             break
-        place = _after(text, place, ",")
-    if place + 1 != len(text.rstrip()):
-        raise ValueError(f"there is more after its end, at character {place + 1}")
+        at = _after(text, at, ",")
+    if at + 1 != len(text.rstrip()):
+        raise ValueError(f"there is more after its end, at character {at + 1}")
 
 
-def _after(text: str, place: int, sign: str) -> int:
-    """Return the place after a sign and the spaces around it."""
-    place = _skip(text, place)
-    if not text.startswith(sign, place):
-        raise ValueError(f"expected {sign} at character {place}")
-    return _skip(text, place + len(sign))
+def _after(text: str, at: int, sign: str) -> int:
+    """Return the position after a sign and the spaces around it."""
+    at = _skip(text, at)
+    if not text.startswith(sign, at):
+        raise ValueError(f"expected {sign} at character {at}")
+    return _skip(text, at + len(sign))
 
 
-def _skip(text: str, place: int) -> int:
-    """Return the place after spaces."""
-    spaces = _SPACE.match(text, place)
-    return spaces.end() if spaces else place
+def _skip(text: str, at: int) -> int:
+    """Return the position after spaces."""
+    spaces = _SPACE.match(text, at)
+    return spaces.end() if spaces else at
 
 
 def _open(path: str | Path, options: CocoOptions) -> Source:

@@ -161,7 +161,7 @@ class _Sample(Cells):
         self._span = span
 
     @cached_property
-    def _places(self) -> dict[str, tuple[int, int]]:
+    def _spans(self) -> dict[str, tuple[int, int]]:
         """The offset and size of each value."""
         least, start, end = self._span
         stated = sum(column.size is None for column in self._columns)
@@ -169,27 +169,27 @@ class _Sample(Cells):
         if not least <= start <= at <= end <= self._view.size:
             raise BadImage("its offset leads outside of the samples")
         sizes = iter(struct.unpack(f"<{stated}I", self._view.read(start, 4 * stated)))
-        places = {}
+        spans = {}
         for column in self._columns:
             size = next(sizes) if column.size is None else column.size
-            places[column.name] = at, size
+            spans[column.name] = at, size
             at += size
         if at != end:
             raise BadImage("the sizes of its columns differ from the size of the sample")
-        return places
+        return spans
 
     def has(self, name: str) -> bool:
-        return name in self._places
+        return name in self._spans
 
     def size(self, name: str) -> int:
-        return self._places[name][1]
+        return self._spans[name][1]
 
     def value(self, column: Column) -> Any:
-        data = self._view.read(*self._places[column.name])
+        data = self._view.read(*self._spans[column.name])
         return data if column.holds in PARSED else _decoded(column, data)
 
     def offset(self, name: str) -> int | None:
-        return self._places[name][0]
+        return self._spans[name][0]
 
 
 def whole_number(value: Any, what: str) -> int:

@@ -22,8 +22,8 @@ _FEW = 64
 def crc32c(data: bytes | memoryview) -> int:
     """Return the CRC-32C of ``data``.
 
-    A CRC is linear: it is the XOR of what each byte adds by its value and place. So the data are
-    divided into lanes, of which a table has the CRC for every value at every place. Then the CRCs
+    A CRC is linear: it is the XOR of what each byte adds by its value and position. So the data
+    are divided into lanes, of which a table has the CRC for every value and position. Then the CRCs
     of lanes are joined in pairs: that of A and B is the CRC of A, advanced by the length of B, XOR
     that of B.
     """
@@ -40,10 +40,10 @@ def crc32c(data: bytes | memoryview) -> int:
     start = len(buffer) - len(data)
     buffer[start:] = np.frombuffer(data, np.uint8)
     buffer[start : start + 4] ^= 0xFF  # the same as starting at 0xFFFFFFFF
-    table, places = _lane_table()
+    table, positions = _lane_table()
     crcs = np.concatenate(
         [
-            np.bitwise_xor.reduce(table[chunk.reshape(-1, _LANE) + places], axis=1)
+            np.bitwise_xor.reduce(table[chunk.reshape(-1, _LANE) + positions], axis=1)
             for chunk in (buffer[n : n + _CHUNK] for n in range(0, len(buffer), _CHUNK))
         ]
     )
@@ -72,7 +72,7 @@ def _table8() -> _Words:
 
 @functools.cache
 def _lane_table() -> tuple[_Words, npt.NDArray[np.int32]]:
-    """Return the CRC of a lane of zeros but for one byte, and where those of each place start."""
+    """Return the CRC of a lane of zeros but for one byte, and where each position starts."""
     rows = [_table8()]
     for _ in range(_LANE - 1):
         rows.append(_table8()[rows[-1] & 0xFF] ^ (rows[-1] >> 8))

@@ -144,10 +144,10 @@ class Division(DivisionOptions):
         return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") / 2**64
 
 
-def _side(place: float, val: float, test: float) -> str:
-    if place < val:
+def _side(drawn: float, val: float, test: float) -> str:
+    if drawn < val:
         return VAL
-    return TEST if place < val + test else TRAIN
+    return TEST if drawn < val + test else TRAIN
 
 
 class Divided(Wrapper):

@@ -297,8 +297,8 @@ class ListedSource(Source):
         understood = self.list_images(listings)
         assigned = labels.assign(classes, self.class_names)
         if len(labels):
-            place = f"{understood['label']}: " if "label" in understood else ""
-            understood = {**understood, "label": place + assigned.words}
+            column = f"{understood['label']}: " if "label" in understood else ""
+            understood = {**understood, "label": column + assigned.words}
         if not any(len(listing) or listing.problems() for listing in listings.values()):
             raise UsageError(f"there are no images in {self}")
         return Scan(

@@ -137,11 +137,11 @@ def offsets(path: str, stamp: int, name: str, rows: list[int]) -> list[int | Non
         heaps = _Heaps(file, base)
         for row in rows:
             start = data.id.get_offset()
-            place = row
+            inside = row
             if starts is not None:
                 start = starts.get(row // data.chunks[0])
-                place = row % data.chunks[0]
-            offset = None if start is None else start + place * width
+                inside = row % data.chunks[0]
+            offset = None if start is None else start + inside * width
             result.append(heaps.find(offset) if in_heap and offset is not None else offset)
     return result
 

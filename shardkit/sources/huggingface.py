@@ -163,8 +163,8 @@ def _find_splits(pattern: str | Path) -> dict[str, InputFiles]:
         return {"": files}
     result = {}
     for split in dict.fromkeys(splits_of):
-        places = [place for place, its in enumerate(splits_of) if its == split]
-        paths, names = (tuple(map(part.__getitem__, places)) for part in (files.paths, files.names))
+        chosen = [number for number, its in enumerate(splits_of) if its == split]
+        paths, names = (tuple(map(part.__getitem__, chosen)) for part in (files.paths, files.names))
         result[split] = InputFiles(paths, names, ())
     return result
 

@@ -98,8 +98,8 @@ def _maps() -> list[tuple[int, int, int]]:
 
 def _offset(maps: list[tuple[int, int, int]], value: memoryview) -> int | None:
     address = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
-    places = (address - start + offset for start, end, offset in maps if start <= address < end)
-    return next(places, None)
+    offsets = (address - start + offset for start, end, offset in maps if start <= address < end)
+    return next(offsets, None)
 
 
 def read(path: str, stamp: int, layout: str, key: bytes, text_key: bytes) -> bytes:

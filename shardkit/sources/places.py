@@ -21,7 +21,7 @@ from shardkit.sources.image_files import open_at_once, read_file, require_machin
 from shardkit.sources.images import IMAGE_SUFFIXES
 from shardkit.system.files import as_name, as_text, require_local
 from shardkit.system.late import load
-from shardkit.system.urls import STORES, scheme_and_place
+from shardkit.system.urls import STORES, scheme_and_path
 
 MAX_BYTES = 0x7FFFF000
 """Maximum size of an image file: Linux reads no more at once."""
@@ -62,7 +62,7 @@ _PLACES = {
 
 def open_place(path: str | Path) -> Place:
     """Return the place of a path or URL, which must not have credentials."""
-    scheme, place = scheme_and_place(path)
+    scheme, place = scheme_and_path(path)
     opened: Place = load(_PLACES[scheme])(place)
     return opened
 

@@ -54,15 +54,15 @@ class Spool:
 class SpoolPart:
     """Some samples of a `Spool`."""
 
-    def __init__(self, path: str, places: Mapping[int, tuple[int, int]]) -> None:
+    def __init__(self, path: str, spans: Mapping[int, tuple[int, int]]) -> None:
         self._path = path
-        self._places = places
+        self._spans = spans
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._spans)
 
     def __getitem__(self, number: int) -> Any:
-        return _read(self._path, *self._places[number])
+        return _read(self._path, *self._spans[number])
 
 
 def _read(path: str, start: int, end: int) -> Any:

@@ -278,7 +278,7 @@ def _old_sparse(view: OpenedFile, header: _Header) -> _Content:
 
 
 def _sparse_pairs(table: bytes, offset: int) -> list[bytes]:
-    fields = [table[place : place + 12] for place in range(0, len(table), 12)]
+    fields = [table[start : start + 12] for start in range(0, len(table), 12)]
     used = [field for field in fields if field.strip(b"\0")]
     return [b"%d" % _number(field, offset) for field in used]
 
@@ -289,8 +289,8 @@ def _extents(
     """Return the extents of a sparse file from the pairs of position and length."""
     extents = []
     before = 0
-    for place in range(0, len(numbers) - 1, 2):
-        position, length = (_decimal(number, header.start) for number in numbers[place : place + 2])
+    for pair in range(0, len(numbers) - 1, 2):
+        position, length = (_decimal(number, header.start) for number in numbers[pair : pair + 2])
         if position < before or position + length > size:
             raise BadImage(f"the sparse file at byte {header.start} has a map that is damaged")
         extents.append(Extent(position, offset, length))

@@ -24,7 +24,7 @@ from shardkit.sources.kept import kind_of_bytes
 from shardkit.sources.labels import Value
 from shardkit.sources.recognize import having
 from shardkit.sources.tf_example import Feature, Read, features
-from shardkit.sources.tfrecord_file import CHECKSUM, HEADER, Place, length_of, masked, records
+from shardkit.sources.tfrecord_file import CHECKSUM, HEADER, RecordSpan, length_of, masked, records
 from shardkit.system.text import quoted
 
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
@@ -92,7 +92,7 @@ class TFRecord(ColumnSource):
             raise BadImage(CHANGED)
         if masked(data[:length]) != checksum:
             raise BadImage("its record does not match its checksum")
-        return _Example(Place(offset, 0, length, checksum), _reader(data), 0)
+        return _Example(RecordSpan(offset, 0, length, checksum), _reader(data), 0)
 
     def label_of(self, cells: Cells) -> Value:
         """Return the label of a record; integers with the offset."""
@@ -116,7 +116,7 @@ class _Example(Cells):
     These are of the file, or of the record alone.
     """
 
-    def __init__(self, record: Place, read: Read, start: int) -> None:
+    def __init__(self, record: RecordSpan, read: Read, start: int) -> None:
         self.place = record.offset
         self.stamp = record.stamp
         self._read = read
@@ -201,7 +201,7 @@ def _column(name: str, feature: Feature, view: OpenedFile) -> Column:
 
 
 def _numbers(feature: Feature, read: Read) -> list[Any]:
-    floats = (np.frombuffer(read(*place), "<f4").tolist() for place in feature.floats)
+    floats = (np.frombuffer(read(*span), "<f4").tolist() for span in feature.floats)
     return [*feature.numbers, *itertools.chain.from_iterable(floats)]
 
 

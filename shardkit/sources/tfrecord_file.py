@@ -16,7 +16,7 @@ CHECKSUM = struct.Struct("<I")
 _MASK = 0xA282EAD8
 
 
-class Place(NamedTuple):
+class RecordSpan(NamedTuple):
     """One record of a file."""
 
     offset: int
@@ -26,7 +26,7 @@ class Place(NamedTuple):
     """Its masked checksum, as stored."""
 
 
-def records(view: OpenedFile) -> Iterator[Place]:
+def records(view: OpenedFile) -> Iterator[RecordSpan]:
     """Yield the records of a file; BadImage if a length's checksum differs, or it is truncated."""
     offset = 0
     while offset < view.size:
@@ -36,7 +36,7 @@ def records(view: OpenedFile) -> Iterator[Place]:
         checksum = view.read(end, CHECKSUM.size) if end < view.size else b""
         if len(checksum) < CHECKSUM.size:
             raise BadImage(f"the file is truncated in the record at byte {offset}")
-        yield Place(offset, start, length, CHECKSUM.unpack(checksum)[0])
+        yield RecordSpan(offset, start, length, CHECKSUM.unpack(checksum)[0])
         offset = end + CHECKSUM.size
 
 

@@ -99,8 +99,8 @@ class Voc(AnnotatedSource):
                     _, status = annotations.find(f"{name}.xml")
                     if status.st_size > _MAX_XML:
                         raise BadImage(f"its annotation has {status.st_size:,} bytes")
-                    place = str(self.path / self._annotations / as_name(f"{name}.xml"))
-                    content = read_file(place, status.st_size, status.st_mtime_ns, image=False)
+                    path = str(self.path / self._annotations / as_name(f"{name}.xml"))
+                    content = read_file(path, status.st_size, status.st_mtime_ns, image=False)
                     tree = parse(content)
                     stated = (tree.findtext("filename") or "").strip() or f"{name}.jpg"
                     image = _image_of(by_id.get(name, ()), stated)
@@ -251,9 +251,9 @@ def _folders_of(seen: Overview, top: str = "") -> tuple[str, str] | None:
             if seen.files(below(top, of_xml), ".xml"):
                 return images, of_xml
     for inside in ("", *filter(is_split_name, folders)):
-        place = below(top, inside)
-        stems = {name.rpartition(".")[0] for name in seen.files(place, ".xml")}
-        if stems & {name.rpartition(".")[0] for name in seen.images(place)}:
+        folder = below(top, inside)
+        stems = {name.rpartition(".")[0] for name in seen.files(folder, ".xml")}
+        if stems & {name.rpartition(".")[0] for name in seen.images(folder)}:
             return "", ""
     return None
 

@@ -290,18 +290,18 @@ class Yolo(AnnotatedSource):
         ends = ["/".join(parts[start:]) for start in range(len(parts))]
         if len(ends) > 1 and ends[-1] == "images":
             ends.pop()  # it may be that of another split
-        place = next((end for end in ends if os.path.exists(f"{self.root}/{as_name(end)}")), None)
-        if place is None:
+        found = next((end for end in ends if os.path.exists(f"{self.root}/{as_name(end)}")), None)
+        if found is None:
             return self._without(split, entry)
-        if os.path.isdir(os.path.join(self.root, as_name(place))):
-            return [*self.names().images(place)]
-        if not place.endswith(".txt"):
-            return [place]
-        folder = place.rpartition("/")[0]
+        if os.path.isdir(os.path.join(self.root, as_name(found))):
+            return [*self.names().images(found)]
+        if not found.endswith(".txt"):
+            return [found]
+        folder = found.rpartition("/")[0]
         names = self.names()
-        names.find(place)
-        self._lists.append(os.path.join(self.root, as_name(place)))
-        lines = read_small(Path(self.root, as_name(place))).decode("utf-8-sig").splitlines()
+        names.find(found)
+        self._lists.append(os.path.join(self.root, as_name(found)))
+        lines = read_small(Path(self.root, as_name(found))).decode("utf-8-sig").splitlines()
         return [_listed_image(self.root, folder, line.strip()) for line in lines if line.strip()]
 
     def _without(self, split: str, entry: str) -> list[str]:
@@ -368,9 +368,9 @@ def _label_of(image: str) -> str:
     """Return the file of labels of an image: in ``labels`` for ``images``, or next to it."""
     path = PurePosixPath(image).with_suffix(".txt")
     parts = [*path.parts]
-    for place in range(len(parts) - 2, -1, -1):
-        if parts[place] == "images":
-            parts[place] = "labels"
+    for number in range(len(parts) - 2, -1, -1):
+        if parts[number] == "images":
+            parts[number] = "labels"
             break
     return "/".join(parts)
 

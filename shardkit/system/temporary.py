@@ -64,14 +64,14 @@ def _claim(above: Path) -> tuple[Path, int]:
     for name in filter(pattern.fullmatch, os.listdir(above)):
         _remove_abandoned(above, name)
     while True:
-        place = above / f"{prefix}{secrets.token_hex(8)}"
-        place.mkdir(0o700)
+        path = above / f"{prefix}{secrets.token_hex(8)}"
+        path.mkdir(0o700)
         with suppress(FileNotFoundError):  # taken for abandoned before it was locked
-            descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             with suppress(OSError):  # a file system without locks: nobody removes it
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.path.samestat(os.fstat(descriptor), os.lstat(place)):
-                return place, descriptor
+            if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+                return path, descriptor
 
 
 def _remove_abandoned(above: Path, name: str) -> None:

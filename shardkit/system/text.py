@@ -81,10 +81,10 @@ def name_list(names: Iterable[object]) -> str:
     return ", ".join(texts[:_LISTED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def is_within(path: str, places: Collection[str]) -> bool:
-    """Return whether ``path``, or a folder above it, is in ``places``; ``/`` separates parts."""
-    while path and places:
-        if path in places:
+def is_within(path: str, folders: Collection[str]) -> bool:
+    """Return whether ``path``, or a folder above it, is in ``folders``; ``/`` separates parts."""
+    while path and folders:
+        if path in folders:
             return True
         path = path.rpartition("/")[0]
     return False

@@ -56,7 +56,7 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
     return url
 
 
-def scheme_and_place(path: str | os.PathLike[str]) -> tuple[str, str]:
+def scheme_and_path(path: str | os.PathLike[str]) -> tuple[str, str]:
     """Return the scheme of a URL, and the URL as `as_url` does; "" and the text of a local path."""
     url = as_url(path)
     return ("", os.fspath(path)) if url is None else (url.partition(":")[0], url)

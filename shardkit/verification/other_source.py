@@ -27,8 +27,8 @@ def _what_is_meant(root: Any, name: object, top: Path) -> str:
     name = os.path.basename(str(name))
     if isinstance(root, (str, Path)) and os.path.isdir(root) and name not in ("", ".", ".."):
         folders = [Path(root), *(path for path in sorted(Path(root).iterdir()) if path.is_dir())]
-        for place in (folder / name for folder in folders):
-            if place.exists():
-                return f"try {shell(place)}"
+        for path in (folder / name for folder in folders):
+            if path.exists():
+                return f"try {shell(path)}"
     parent = top.absolute().parent
     return f"if it holds all splits, check them at once: {shell(parent)}" * is_dataset(parent)

@@ -145,18 +145,18 @@ class CheckedShard(NamedTuple):
 class Checks:
     """How the files of a dataset are checked: where they are. Others inherit from this class.
 
-    It is pickled to worker processes. ``place`` is the path or URL of the dataset, ``root`` the
+    It is pickled to worker processes. ``location`` is the path or URL of the dataset, ``root`` the
     folder of an attached dataset's archives, if the user named it.
     """
 
-    def __init__(self, place: str, root: Path | None = None) -> None:
-        self.place = str(Path(place))
+    def __init__(self, location: str, root: Path | None = None) -> None:
+        self.location = str(Path(location))
         self.root = root
 
     @contextmanager
     def directory(self) -> Iterator[Path]:
         """Provide a local directory with all files; those of shards may lack their content."""
-        yield Path(self.place)
+        yield Path(self.location)
 
     def check(self, task: ShardCheck) -> CheckedShard:
         """Find all damage of one shard."""

@@ -15,7 +15,7 @@ from shardkit.options import option, require_valid, takes
 from shardkit.system.files import as_text
 from shardkit.system.late import load
 from shardkit.system.pool import Progress, Report, run_tasks, worthwhile
-from shardkit.system.urls import STORES, as_local, scheme_and_place
+from shardkit.system.urls import STORES, as_local, scheme_and_path
 from shardkit.verification.file_check import check_files, check_index
 from shardkit.verification.record_comparison import ComparisonResult
 from shardkit.verification.shard_check import Checks, Finding, ShardCheck
@@ -120,15 +120,15 @@ def verify(options: VerifyOptions, directory: str | Path) -> Verification:
         UsageError: If there is no dataset, its manifest is of a newer version, or ``against``
             cannot be its source.
     """
-    scheme, place = scheme_and_place(directory)
+    scheme, path = scheme_and_path(directory)
     root = None if options.root is None else Path(options.root)
-    checks: Checks = load(_CHECKS[scheme])(as_local(place), root)
+    checks: Checks = load(_CHECKS[scheme])(as_local(path), root)
     result = Verification(level=options.level)
     with checks.directory() as folder:
         _Verifier(folder, options, checks, result).run()
     result.findings = sorted(
         (
-            replace(finding, reason=finding.reason.replace(str(folder), checks.place))
+            replace(finding, reason=finding.reason.replace(str(folder), checks.location))
             for finding in dict.fromkeys(result.findings)  # a file may be examined twice
         ),
         key=lambda finding: (finding.file, -1 if finding.row is None else finding.row),

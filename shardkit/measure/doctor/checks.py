@@ -30,7 +30,7 @@ _FEW_FILES = 1024
 """Default size of /dev/shm in Docker, and default limit of open files on most systems."""
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_SLOW_PLACES = {
+_SLOW_STORAGE = {
     "on a network": "nfs nfs4 cifs smb3 smbfs 9p ceph lustre beegfs gpfs afs",
     "served by a program": "fuse fuseblk",
     "in a container's layers": "overlay overlayfs aufs",
@@ -158,7 +158,7 @@ def _memory(plan: Plan) -> Checked:
 def _file_system(plan: Plan) -> Checked:
     kind, mount = machine.filesystem(plan.files[0]) if plan.files else ("", "")
     family = kind.partition(".")[0]
-    where = next((place for place, kinds in _SLOW_PLACES.items() if family in kinds.split()), "")
+    where = next((name for name, kinds in _SLOW_STORAGE.items() if family in kinds.split()), "")
     remedy = "copy them to a local disk or a volume if reading is slow"
     evidence = f"{kind} at {mount}" if kind else ""
     return evidence, [(bool(where), "note", f"the data are {where} ({kind})", remedy)]

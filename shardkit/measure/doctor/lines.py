@@ -45,7 +45,7 @@ _READING = {
 are of threads that wait for work."""
 
 
-class Place(NamedTuple):
+class CodeLine(NamedTuple):
     """A line of code that a sample found."""
 
     file: str
@@ -99,7 +99,7 @@ class SampledCollate:
 
     def _sample(self) -> None:
         """Sample the threads of this process that read, until the folder is gone."""
-        counts = Counter[Place]()
+        counts = Counter[CodeLine]()
         written = 0.0
         target = Path(self.folder, f"{os.getpid()}.json")
         reading = _READING[self.is_stock]
@@ -115,7 +115,7 @@ class SampledCollate:
                 _count(counts, reading)
                 if time.monotonic() > written + _WRITE:
                     target.with_suffix(".new").write_text(
-                        json.dumps([[*place, count] for place, count in counts.items()])
+                        json.dumps([[*line, count] for line, count in counts.items()])
                     )
                     os.replace(target.with_suffix(".new"), target)
                     written = time.monotonic()
@@ -136,20 +136,20 @@ def end_sampling(folder: Path) -> None:
 
 def named_lines(folder: Path) -> list[Line]:
     """Return the lines that take most of the time of all processes, the user's first."""
-    counts = Counter[Place]()
+    counts = Counter[CodeLine]()
     for file in folder.glob("*.json"):
-        for *place, count in json.loads(file.read_bytes()):
-            counts[Place(*place)] += count
+        for *line, count in json.loads(file.read_bytes()):
+            counts[CodeLine(*line)] += count
     return _largest(counts)
 
 
-def _count(counts: Counter[Place], reading: Set[CodeType]) -> None:
+def _count(counts: Counter[CodeLine], reading: Set[CodeType]) -> None:
     """Count the line of each thread that reads. The stacks, and what they refer to, are let go."""
     stacks = sys._current_frames().values()
-    counts.update(filter(None, (_place(frame, reading) for frame in stacks)))
+    counts.update(filter(None, (_code_line(frame, reading) for frame in stacks)))
 
 
-def _place(innermost: FrameType, reading: Set[CodeType]) -> Place | None:
+def _code_line(innermost: FrameType, reading: Set[CodeType]) -> CodeLine | None:
     """Return the line that a stack counts for; None if it does not read.
 
     Time in a library or in native code belongs to the user's line that called it, or without such
@@ -166,30 +166,30 @@ def _place(innermost: FrameType, reading: Set[CodeType]) -> Place | None:
     at = own or innermost
     code = at.f_code
     is_native = at is innermost and "CALL" in dis.opname[code.co_code[at.f_lasti]]
-    return Place(code.co_filename, at.f_lineno, code.co_qualname, own is not None, is_native)
+    return CodeLine(code.co_filename, at.f_lineno, code.co_qualname, own is not None, is_native)
 
 
-def _largest(counts: Counter[Place]) -> list[Line]:
+def _largest(counts: Counter[CodeLine]) -> list[Line]:
     """Return the largest lines of samples."""
     total = counts.total()
     if total < _FEWEST:
         return []
-    lines: Counter[Place] = Counter()
-    for place, count in counts.items():
-        lines[place._replace(is_native=False)] += count
+    lines: Counter[CodeLine] = Counter()
+    for line, count in counts.items():
+        lines[line._replace(is_native=False)] += count
     named = sorted(
-        ((place, count) for place, count in lines.items() if count >= _LEAST * total),
+        ((line, count) for line, count in lines.items() if count >= _LEAST * total),
         key=lambda item: (not item[0].is_own, -item[1]),
     )
     return [
         Line(
-            file=place.file,
-            line=place.line,
-            function=place.function,
-            text=linecache.getline(place.file, place.line).strip(),
+            file=line.file,
+            line=line.line,
+            function=line.function,
+            text=linecache.getline(line.file, line.line).strip(),
             time=count / total,
-            is_own=place.is_own,
-            is_native=2 * counts[place._replace(is_native=True)] > count,
+            is_own=line.is_own,
+            is_native=2 * counts[line._replace(is_native=True)] > count,
         )
-        for place, count in named[:_MOST]
+        for line, count in named[:_MOST]
     ]

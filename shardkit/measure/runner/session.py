@@ -132,8 +132,8 @@ def answer(
         raise MeasurementFailed(last_words(error.problem), remedy=error.remedy) from error
     except Exception as error:
         traceback.print_exc()  # into the log, for whoever debugs this
-        place = raised_at(error)
-        words = last_words(f"{type(error).__name__}: {error}") + (f" ({place})" if place else "")
+        origin = raised_at(error)
+        words = last_words(f"{type(error).__name__}: {error}") + (f" ({origin})" if origin else "")
         raise MeasurementFailed(words) from error
     try:
         return pickle.dumps(result)

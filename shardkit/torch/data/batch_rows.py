@@ -166,7 +166,9 @@ def _transform_of(name: str) -> str:
 
 def describe_row(shards: ShardSet, row: int) -> str:
     """Return the name of a record in errors: its key, row and source file."""
-    return f"record {shards.keys[row]!r} (row {row}, from {shards.paths[row]!r}) of {shards.place}"
+    return (
+        f"record {shards.keys[row]!r} (row {row}, from {shards.paths[row]!r}) of {shards.location}"
+    )
 
 
 class RowWindows:

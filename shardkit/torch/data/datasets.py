@@ -133,7 +133,7 @@ class ShardDataset(Dataset[Sample]):
         Raises:
             UsageError: As for a new dataset.
         """
-        path = self.shards.place if path is None else path
+        path = self.shards.location if path is None else path
         return open_dataset(path, **vars(replace(self.options, **changes)))
 
     def __len__(self) -> int:
@@ -195,7 +195,7 @@ class ShardDataset(Dataset[Sample]):
         """
         if self.selected is None:
             return self.shards.resolve_rows(rows)
-        name = f"this selection of {self.shards.place}"
+        name = f"this selection of {self.shards.location}"
         return self.selected[resolve_rows(rows, len(self), name)]
 
     def set_epoch(self, epoch: int, seed: int = 0) -> None:
@@ -241,8 +241,8 @@ class ShardDataset(Dataset[Sample]):
             more += ", as_dict=True" if self.layout.as_dict else ""
             what = f"{len(self)} rows"
         return (
-            f"{type(self).__name__}({self.shards.place!r}, decode={self.decode!r}{more}): {what}, "
-            f"{self.manifest.format}"
+            f"{type(self).__name__}({self.shards.location!r}, decode={self.decode!r}{more}): "
+            f"{what}, {self.manifest.format}"
         )
 
     @property

@@ -171,7 +171,7 @@ def choose_fields(shards: ShardSet, options: ReaderOptions) -> ReadFields:
     else:
         names = tuple(names)
         for name in names:
-            require_field(schema, name, shards.place)
+            require_field(schema, name, shards.location)
         if not names or len(set(names)) != len(names):
             raise UsageError(f"fields={names} must name one field or more, each once")
     layout = PAIR

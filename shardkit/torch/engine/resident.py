@@ -318,7 +318,7 @@ class _Field:
         return True
 
     def take(self, positions: Positions, draws: BatchDraws) -> torch.Tensor:
-        """Return the bytes of the values at ``places``, of shape (N, bytes), in new memory."""
+        """Return the bytes of the values at ``positions``, of shape (N, bytes), in new memory."""
         return self._select(self._data.view(self._rows, self.row_bytes), positions)
 
     def block(self, values: torch.Tensor) -> torch.Tensor:
@@ -333,7 +333,7 @@ class _Field:
         return block.permute(0, 2, 3, 1) if self._is_image else block
 
     def _select(self, source: torch.Tensor, positions: Positions) -> torch.Tensor:
-        """Return the bytes at ``places`` of the first axis of ``source``, of shape (N, bytes)."""
+        """Return the bytes at ``positions`` of the first axis of ``source``: (N, bytes)."""
         out = _new_block((len(positions), math.prod(source.shape[1:])), self._device)
         index = _on_device(positions, self._device)
         torch.index_select(source, 0, index, out=out.view(len(positions), *source.shape[1:]))
@@ -364,7 +364,7 @@ class _CroppedField(_Field):
         return self._pixel * (self._line * (self._lines * self._rows + self._down) + self._across)
 
     def take(self, positions: Positions, draws: BatchDraws) -> torch.Tensor:
-        """Return the bytes of the crops of the images at ``places``, as `_Field.take`."""
+        """Return the bytes of the crops of the images at ``positions``, as `_Field.take`."""
         widths, heights = np.full((2, len(positions)), [[self._width], [self._height]])
         numbers = self._op.numbers(widths, heights, lambda: draws)
         assert numbers is not None, "the class is RandomCrop itself"

@@ -24,11 +24,11 @@ from shardkit import make_loader
 from shardkit.cli.doctor_report import _line
 from shardkit.measure.doctor.lines import (
     _READING,
+    CodeLine,
     Line,
-    Place,
     SampledCollate,
+    _code_line,
     _largest,
-    _place,
     end_sampling,
     named_lines,
 )
@@ -44,7 +44,7 @@ import threading
 import time
 
 import torch
-from shardkit.measure.doctor.lines import _READING, _place
+from shardkit.measure.doctor.lines import _READING, _code_line
 from torch.utils.data import Dataset, IterableDataset
 
 TEXT = json.dumps(list(range(3_000)))
@@ -91,7 +91,7 @@ class Asking(Own):
         self.reading = is_stock
 
     def __getitem__(self, row):
-        place = _place(sys._getframe(), _READING[self.reading])
+        place = _code_line(sys._getframe(), _READING[self.reading])
         return torch.zeros(3, 4, 4), 0 if place is None else place.line
 
 
@@ -101,13 +101,13 @@ class AskingStream(IterableDataset):
 
 
 def asking(samples):
-    return None, torch.tensor([_place(sys._getframe(), _READING[True]).line])
+    return None, torch.tensor([_code_line(sys._getframe(), _READING[True]).line])
 """
 WAIT, PARSE, COMPUTE, STUCK, ASK, ASK_JOINED = (
     next(n for n, line in enumerate(CODE.splitlines(), 1) if text in line)
     for text in (
         *("sleep(0.004)", "json.loads", "600_000", "GATE.wait"),
-        *("place = _place", "None, torch.tensor"),
+        *("place = _code_line", "None, torch.tensor"),
     )
 )
 
@@ -152,7 +152,7 @@ def test_the_stack_of_a_stream_and_of_a_collate_function_counts(own: ModuleType)
 
 
 def test_a_stack_that_does_not_read_does_not_count() -> None:
-    assert all(_place(sys._getframe(), reading) is None for reading in _READING.values())
+    assert all(_code_line(sys._getframe(), reading) is None for reading in _READING.values())
 
 
 def test_a_thread_that_reads_is_sampled_until_the_measurement_ends(
@@ -236,8 +236,8 @@ def test_an_error_names_the_line_of_the_user(own: ModuleType) -> None:
     assert raised_at(caught_here.value).startswith("test_lines.py:")
 
 
-def place(file: str, line: int, *, is_own: bool) -> Place:
-    return Place(file, line, "f", is_own, is_native=False)
+def place(file: str, line: int, *, is_own: bool) -> CodeLine:
+    return CodeLine(file, line, "f", is_own, is_native=False)
 
 
 def test_which_lines_are_named() -> None:
