@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import random
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -21,8 +20,9 @@ import torch
 from helpers import jpeg, make_dataset, make_tree
 from loading import Prints, crc, prints, prints_of
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardkit import RandomResizedCrop, make_loader, open_dataset, with_rng
+from shardkit import RandomResizedCrop, collate, make_loader, open_dataset, with_rng
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -110,13 +110,21 @@ def test_a_plain_dataloader_gives_the_batches_of_make_loader(
     assert epochs(loader) == epochs(ours)
 
 
+def stateful(recipe: Recipe) -> Callable[[Path, int], Any]:
+    """Return the recipe for PyTorch's `DataLoader`, with torchdata's in its place."""
+    module = recipe("PyTorch's DataLoader")
+    module.DataLoader = StatefulDataLoader  # type: ignore[attr-defined]
+    loader_of: Callable[[Path, int], Any] = module.loader_of
+    return loader_of
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [2, BATCHES])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_torchdata_resumes_with_the_next_batch(
     path: Path, recipe: Recipe, num_workers: int, after: int
 ) -> None:
-    make = recipe("torchdata's StatefulDataLoader").loader_of
+    make = stateful(recipe)
     ours = make_loader(open_dataset(path, decode=RandomResizedCrop(48)), 16, shuffle=True, seed=1)
     expected = list(itertools.chain(*epochs(ours)))
 
@@ -133,7 +141,7 @@ def test_torchdata_resumes_with_the_next_batch(
 
 
 def test_a_state_of_torchdata_needs_its_number_of_workers(path: Path, recipe: Recipe) -> None:
-    make = recipe("torchdata's StatefulDataLoader").loader_of
+    make = stateful(recipe)
     stopped, again = make(path, 2), make(path, 1)
     next(iter(stopped))
     again.load_state_dict(stopped.state_dict())
@@ -161,33 +169,17 @@ def test_albumentations_draw_the_same_in_any_worker_and_resumed_run(
     assert make_loader(open_dataset(path, augment, decode="numpy"), 16).engine == "thread"
 
 
-@pytest.mark.slow
-def test_albumentations_without_the_mark_draw_the_same_in_any_process(
-    path: Path, recipe: Recipe
-) -> None:
-    augment = recipe("Albumentations", 1).augment
-    dataset = open_dataset(path, augment, decode="numpy")
-
-    def make(num_workers: int = 2) -> Any:
-        return make_loader(dataset, 16, shuffle=True, **options("process", num_workers))
-
-    one, two = expected = epochs(make(0))
-
-    assert epochs(make(2)) == expected
-    assert stop_and_go(make, 3) == one
-    assert one != two
-    assert make_loader(dataset, 16).engine == "process"
-
-
-@pytest.mark.parametrize("kind", ["marked", "ordinary", "left alone"])
-def test_an_unmarked_pipeline_draws_the_same_in_two_workers(
+@pytest.mark.parametrize("kind", ["marked", "left alone"])
+def test_a_pipeline_left_alone_draws_the_same_in_two_workers(
     path: Path, recipe: Recipe, kind: str
 ) -> None:
-    marked, ordinary = recipe("Albumentations"), recipe("Albumentations", 1)
+    import albumentations
+
+    marked = recipe("Albumentations")
+    alone = albumentations.Compose([albumentations.ColorJitter()])
     transforms: dict[str, Callable[..., Any]] = {
         "marked": with_rng(lambda _, rng: marked.augment(PLAIN, rng)),
-        "ordinary": lambda _: ordinary.augment(PLAIN),
-        "left alone": lambda _: torch.from_numpy(ordinary.pipeline(image=PLAIN)["image"].copy()),
+        "left alone": lambda _: torch.from_numpy(alone(image=PLAIN)["image"].copy()),
     }
     dataset = open_dataset(path, transforms[kind], decode="bytes")
 
@@ -200,28 +192,19 @@ def test_an_unmarked_pipeline_draws_the_same_in_two_workers(
         assert len(distinct) > ROWS * 0.85, "few coincide by chance"
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_steps_of_albumentations_draw_independently_of_each_other(
-    recipe: Recipe, number: int
-) -> None:
+def test_steps_of_albumentations_draw_independently_of_each_other(recipe: Recipe) -> None:
     import albumentations
 
-    module = recipe("Albumentations", number)
-    pipeline = albumentations.Compose(
+    module = recipe("Albumentations")
+    module.own.pipeline = albumentations.Compose(
         [albumentations.RandomCrop(48, 48), albumentations.HorizontalFlip()]
     )
-    module.pipeline = pipeline  # type: ignore[attr-defined]
     image = np.zeros((60, 60, 3), np.uint8)
     image[..., 0], image[..., 1] = np.mgrid[0:60, 0:60]
 
     drawn = []
     for seed in range(500):
-        random.seed(seed)
-        if number == 0:
-            module.own.pipeline = pipeline
-            made = module.augment(image, np.random.default_rng(seed))
-        else:
-            made = module.augment(image)
+        made = module.augment(image, np.random.default_rng(seed))
         left, right = int(made[1, 0, 0]), int(made[1, 0, -1])
         drawn.append((int(made[0, 0, 0]), min(left, right), left > right))
 
@@ -230,51 +213,28 @@ def test_steps_of_albumentations_draw_independently_of_each_other(
 
 
 @pytest.mark.slow
-def test_a_transform_in_torchvisions_style_repeats_in_processes(path: Path, recipe: Recipe) -> None:
-    loader_of = recipe("torchvision's transforms", 1).loader_of
+def test_a_collate_function_that_mixes_repeats_in_processes(path: Path) -> None:
+    def mixed(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        images, labels = collate(samples)
+        other = torch.randperm(len(labels))
+        return torch.rand(()) * images + images[other], labels + labels[other]
 
-    def make(num_workers: int = 2) -> Any:
-        loader: Any = loader_of(path, seed=4, **options("process", num_workers))
-        return loader
-
-    one, two = expected = epochs(make(0))
-
-    assert epochs(make(2)) == expected
-    assert stop_and_go(make, 3) == one
-    assert one != two
-    assert loader_of(path).engine == "process"
-
-
-@pytest.mark.slow
-def test_mixup_repeats_in_processes_and_after_resuming(path: Path, recipe: Recipe) -> None:
-    mixup = recipe("Mixup and other batch transforms").mixup
     dataset = open_dataset(path, decode=RandomResizedCrop(48))
 
     def make(num_workers: int = 2) -> Any:
-        chosen = options("process", num_workers, collate_fn=mixup)
-        return make_loader(dataset, 16, shuffle=True, **chosen)
+        return make_loader(
+            dataset, 16, shuffle=True, **options("process", num_workers, collate_fn=mixed)
+        )
 
-    def sums(loader: Any) -> list[tuple[int, int]]:
-        return [(crc(images), crc(targets)) for images, targets in loader]
-
-    loader = make()
-    one, two = sums(loader), sums(loader)
-    assert len({*one, *two}) == 2 * BATCHES
-    other = make(1)
-    assert [sums(other), sums(other)] == [one, two]
-
-    stopped, again = make(), make()
-    begun = iter(stopped)
-    next(begun), next(begun)
-    again.load_state_dict(stopped.state_dict())
-    assert sums(again) == one[2:]
-    for _, targets in make(1):
-        torch.testing.assert_close(targets.sum(1), torch.ones(16))
+    one, two = epochs(make())
+    assert len({str(batch) for batch in [*one, *two]}) == 2 * BATCHES
+    assert epochs(make(1)) == [one, two]
+    assert stop_and_go(make, 2) == one
 
 
 @pytest.mark.slow
 def test_mixing_in_the_loop_repeats_with_the_position(path: Path, recipe: Recipe) -> None:
-    module = recipe("Mixup and other batch transforms", 1)
+    module = recipe("Mixup and other batch transforms")
 
     def run(batches: Any, number: int) -> list[torch.Tensor]:
         mixed = (module.mix(*each) for each in module.seeded(batches, "cpu"))
@@ -358,18 +318,13 @@ def lopsided(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dataset(make_tree(root / "photos", files), root / "dataset")
 
 
-def test_balance_and_weights_give_the_shares_that_the_page_states(
-    lopsided: Path, recipe: Recipe
-) -> None:
+def test_weights_give_the_shares_that_the_page_states(lopsided: Path, recipe: Recipe) -> None:
     module = recipe("Weights and balance")
-    for loader, least, most in (
-        (module.balanced(lopsided), 0.5, 0.5),
-        (module.weighted(lopsided), 0.1, 0.35),  # sqrt(6) / (sqrt(6) + sqrt(90)) = 0.21
-    ):
-        one, two = ([labels for _, labels in loader] for _ in range(2))
-        for epoch in (one, two):
-            assert least <= (torch.cat(epoch) == 0).float().mean() <= most
-        assert not torch.equal(torch.cat(one), torch.cat(two))
+    loader = module.weighted(lopsided)
+    one, two = ([labels for _, labels in loader] for _ in range(2))
+    for epoch in (one, two):  # sqrt(6) / (sqrt(6) + sqrt(90)) = 0.21
+        assert 0.1 <= (torch.cat(epoch) == 0).float().mean() <= 0.35
+    assert not torch.equal(torch.cat(one), torch.cat(two))
 
 
 def test_parts_of_a_random_split_are_disjoint_and_independent(path: Path, recipe: Recipe) -> None:
