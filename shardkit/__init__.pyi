@@ -999,7 +999,7 @@ def make_loader(
     """Return a loader of batches, with defaults for this machine and dataset.
 
     Options that PyTorch's ``DataLoader`` has too have the same name and meaning here.
-    docs/faster.md gives the measurements behind the defaults.
+    docs/benchmarks.md has the measurements behind the defaults.
 
     Args:
         dataset: A dataset of shardkit, or any other with ``__len__`` and ``__getitem__``.
