@@ -216,7 +216,12 @@ def run_shardkit() -> None:
 def start_script(command: Sequence[str], *, stdout: IO[bytes], **_: object) -> Child:
     """Start ``[sys.executable, FILE, ...]`` as `subprocess.Popen` does, with one stream."""
     streams = (Descriptor(stdout),) * 2
-    return Child(_run, run_script, [*command[1:]], Path.cwd(), streams)
+    return Child(_run, _run_script_alone, [*command[1:]], Path.cwd(), streams)
+
+
+def _run_script_alone() -> None:
+    resource_tracker._resource_tracker.__init__()  # type: ignore[misc]  # cleans up after a kill
+    run_script()
 
 
 def run_script() -> None:

@@ -23,8 +23,6 @@ from helpers import (
     jpeg,
     make_folder,
     make_tree,
-    opened,
-    picture,
     run,
     run_main,
     tree,
@@ -228,30 +226,6 @@ def test_the_recipe_follows_the_options(
     assert expected.items() <= planned(folder, *options.split())["recipe"].items()
 
 
-def test_the_pixels_follow_the_options(tmp_path: Path) -> None:
-    clear = picture(8, 9).convert("RGBA")
-    clear.putalpha(0)
-    source = make_tree(tmp_path / "photos", {"cat/a.png": encoded(clear, "PNG")})
-    made(source, tmp_path / "png", "--resize", "6x7", "--encode", "png")
-    assert opened(open_dataset(tmp_path / "png", decode="bytes")[0][0]).size == (7, 6)
-    made(source, tmp_path / "raw", "--resize", "8x8", "--encode", "raw", "--background", "lime")
-    pixels = open_dataset(tmp_path / "raw", decode="numpy")[0][0]
-    assert pixels.shape == (8, 8, 3)
-    assert (pixels == (0, 255, 0)).all()
-
-
-def test_shards_are_limited_by_samples_or_by_size(folder: Path) -> None:
-    for options, shards in {
-        "--shard-samples=2": 3,
-        "--shard-size=1B": 6,
-        **dict.fromkeys(
-            [f"--shard-size={t}" for t in ("4608B", "4.5KiB", "4.608 kb", " 4608b ")], 2
-        ),
-        **dict.fromkeys([f"--shard-size={text}" for text in ("1MB", "2tib", "65536")], 1),
-    }.items():
-        assert planned(folder, options)["shards"] == shards, options
-
-
 def test_order_and_number_of_images_follow_the_options(folder: Path, tmp_path: Path) -> None:
     orders = []
     for name, option in [("a", "--seed=0"), ("b", "--seed=1"), ("c", "--no-shuffle")]:
@@ -262,24 +236,6 @@ def test_order_and_number_of_images_follow_the_options(folder: Path, tmp_path: P
     done = refuses(2, *words(folder, tmp_path / "a", "--limit", 2), facts=("--force",))
     assert done.stdout == ""
     assert made(folder, tmp_path / "a", "--limit", 2, "--force")["rows"] == 2
-
-
-def test_the_class_order_is_plain_natural_or_from_a_file(tmp_path: Path) -> None:
-    source = make_folder(tmp_path / "photos", ["c10", "c9"], each=1)
-    (tmp_path / "order.txt").write_text("x\nc10\nc9\n")
-    for order, classes in {
-        "plain": ["c10", "c9"],
-        "natural": ["c9", "c10"],
-        tmp_path / "order.txt": ["x", "c10", "c9"],
-    }.items():
-        assert list(planned(source, "--class-order", order)["classes"]) == classes
-
-
-def test_splits_can_be_forced_on_and_off(tmp_path: Path) -> None:
-    photos = make_folder(tmp_path / "photos/train").parent
-    assert list(planned(photos, "--no-splits")["classes"]) == ["train"]
-    told(*words(photos, tmp_path / "b", "--splits"))
-    assert open_dataset(tmp_path / "b/train").classes == ["cat", "dog"]
 
 
 def test_python_and_the_command_write_the_same_dataset(folder: Path, tmp_path: Path) -> None:

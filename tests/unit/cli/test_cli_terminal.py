@@ -122,14 +122,14 @@ def test_texts_of_a_manifest_are_escaped(place: Path, folder: Path, tmp_path: Pa
     value = json.loads((place / "shardkit.json").read_bytes())
     paths = [path for path in texts(value) if path[0] != "digest"]
     commands = []
-    for number, path in enumerate(paths):
+    for number, path in enumerate(paths[::3]):
         copied = shutil.copytree(place, tmp_path / f"copy {number}")
         (copied / "shardkit.json").write_text(sealed(planted(value, path)))
         commands += [["info", copied], ["verify", copied, *ALONE], ["index", copied]]
         commands += [["repair", copied, "--from", folder, *ALONE]]
     shown = show(tmp_path, commands)
     assert len(paths) > 30
-    assert shown.count("owned") > 30
+    assert shown.count("owned") > 10
 
 
 @pytest.mark.slow
@@ -224,7 +224,7 @@ warnings.warn("begin" + "x" * (1 << 22) + "end")
 # --- streams that are closed ---
 
 
-CLOSED = ((0,), (1,), (2,), (0, 1, 2))
+CLOSED = ((1,), (0, 1, 2))
 
 
 def code_without(numbers: Sequence[int], *arguments: object) -> int:

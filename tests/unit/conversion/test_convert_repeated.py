@@ -9,11 +9,10 @@ import resource
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from helpers import jpeg, make_folder, run_main, tree
-from interrupted import converted, is_whole, made, stopped, stopped_at_any_step, without_work
+from interrupted import converted, is_whole, made, stopped
 from refusals import refused
 
 from shardkit import ConversionFailed, ShardkitError, UsageError
@@ -255,58 +254,6 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_folder(root / "splits/train", ["cat"], each=1)
     make_folder(root / "splits/val", ["dog"], each=1)
     return root
-
-
-@pytest.mark.parametrize(
-    ("older", "newer", "stride"),
-    [
-        pytest.param("single", "single", 9, marks=pytest.mark.slow),
-        pytest.param(None, "single", 2, marks=pytest.mark.slow),
-        pytest.param(None, "splits", 3, marks=pytest.mark.slow),
-        pytest.param("splits", "single", 2, marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_stopped_at_any_step_can_be_repeated(  # noqa: PLR0917
-    scenes: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    older: str | None,
-    newer: str,
-    stride: int,
-) -> None:
-    """The result is the same; meanwhile there is the old dataset, the new one, or none."""
-    refuse = Mock(side_effect=OSError(errno.ENOSYS, "not here"))  # see test_exchange.py
-    monkeypatch.setattr("shardkit.conversion.exchange.exchange", refuse)
-    options: dict[str, Any] = {"to": "webdataset", "force": older is not None}
-    expected = tmp_path / "expected"
-    if older is not None:
-        converted(scenes / older, tmp_path / "older", "webdataset", seed=5)
-        shutil.copytree(tmp_path / "older", expected)
-    converted(scenes / newer, expected, **options)
-    finished = False
-    after = 0
-    while not finished:
-        assert after < 400
-        out = tmp_path / f"out {after}"
-        if older is not None:
-            shutil.copytree(tmp_path / "older", out)
-        with stopped_at_any_step(after):
-            try:
-                converted(scenes / newer, out, **options)
-                finished = True
-            except KeyboardInterrupt:
-                pass
-        if out.exists():
-            assert is_whole(out), after
-        if older is None and (out / "shardkit.json").exists() and not finished:
-            # Nothing is left to do but to clear up; the second run may say so.
-            with contextlib.suppress(UsageError):
-                converted(scenes / newer, out, **options)
-            assert without_work(tree(out)) == tree(expected), after
-        elif not finished:
-            converted(scenes / newer, out, **options)
-            assert tree(out) == tree(expected), after
-        after += stride
 
 
 @pytest.mark.parametrize("force", [False, True])

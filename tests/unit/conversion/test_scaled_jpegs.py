@@ -169,17 +169,3 @@ def test_large_images_are_scaled_verified_and_repaired(tmp_path: Path) -> None:
     assert verify(made, against=source).findings == []
     (made / "shard-000000.lmdb").unlink()
     assert repair(made, source).findings == []
-
-
-@pytest.mark.slow
-def test_no_image_over_the_limit_is_stored(tmp_path: Path) -> None:
-    image = Image.new("L", (14_000, 12_800))
-    source = make_tree(tmp_path / "src", {"a/1.png": encoded(image, "png", compress_level=1)})
-    options: dict[str, Any] = {
-        "resize": 14_000,
-        "pixels": "gray",
-        "max_pixels": 200_000_000,
-        "check": "header",
-    }
-    with refused(BadImages, str(LIMIT)):
-        convert(source, tmp_path / "made", to="lmdb", workers=1, **options)

@@ -120,37 +120,6 @@ def test_a_conversion_that_ends_while_the_next_starts_is_not_overwritten(
     assert tree(target) == tree(dataset)
 
 
-def test_the_same_conversion_resumes(tmp_path: Path) -> None:
-    place = hold(tmp_path / "out")
-    (place.dataset / "shard").write_bytes(b"done")
-    again = hold(tmp_path / "out")
-    assert (again.dataset / "shard").read_bytes() == b"done"
-
-
-def test_another_conversion_needs_force_and_starts_over(tmp_path: Path) -> None:
-    place = hold(tmp_path / "out", "one")
-    (place.dataset / "shard").write_bytes(b"done")
-    with refused(UsageError, "seed=", "force=True"):
-        hold(tmp_path / "out", "two")
-    assert (place.dataset / "shard").exists()
-    again = hold(tmp_path / "out", "two", force=True)
-    assert list(again.dataset.iterdir()) == []
-    hold(tmp_path / "out", "two")
-
-
-def test_a_conversion_resumes_after_bad_files_were_fixed(tmp_path: Path) -> None:
-    with open_staging(tmp_path / "out", force=False) as place:
-        place.start(terms(a="1", b="1", c="1"), force=False)
-        (place.dataset / "shard").write_bytes(b"done")
-        place.save_bad_files(["b", "c"])
-    for wanted in (terms(a="1", b="2", c="1"), terms(a="1", b="3"), terms("d", "skip", a="1")):
-        assert (resume(tmp_path / "out", wanted).dataset / "shard").exists()
-    for wanted in (terms(a="2"), terms(b="1"), terms(a="1", d="1"), terms("e", a="1")):
-        with refused(UsageError, "force=True"):
-            resume(tmp_path / "out", wanted)
-    assert (place.dataset / "shard").exists()
-
-
 FILES = {"a": "1", "b": "1", "c": "1"}
 
 

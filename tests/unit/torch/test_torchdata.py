@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from helpers import DEADLINE, FORMATS
-from loading import CROP, ITERABLE, SEED, Print, Prints, make_datasets, prints, prints_of
+from loading import CROP, ITERABLE, SEED, Print, Prints, make_datasets, prints_of
 from pairwise import pairwise
 from refusals import refused
 from torch.utils.data import Subset
@@ -271,29 +271,6 @@ def test_a_state_saved_before_each_worker_has_yielded_loses_and_repeats_nothing(
         again, _ = start(path, stop.way, state, this_rank)
         labels += itertools.chain(*(batch[1].tolist() for batch in again))
     assert sorted(labels) == list(range(NUMBERS))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [Way(kind, 2) for kind in KINDS], ids=str)
-def test_a_run_may_be_stopped_repeatedly(root: Path, way: Way) -> None:
-    # In a fresh process each time: so workers save states of which they read nothing themselves.
-    whole = epochs(root / "lmdb", way)[:2]
-    expected = whole[0] + whole[1]
-    found: list[Prints] = []
-    state = None
-    while len(found) < len(expected):
-        loader, named = start(root / "lmdb", way, state)
-        if way.kind != "sampler":
-            named.set_epoch(len(found) // len(whole[0]))
-        for _ in range(2):  # the first may find that nothing is left of the epoch before
-            batches = iter(loader)
-            batch = next(batches, None)
-            if batch is not None:
-                break
-        found.append(prints(batch))
-        assert found == expected[: len(found)]
-        state = loader.state_dict()
-        del batches, loader
 
 
 def test_random_operations_of_a_subset_resume(root: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import functools
 import hashlib
 import os
 import shutil
@@ -385,17 +384,6 @@ def test_a_damaged_manifest_is_refused(
     assert tree(place) == before
 
 
-def test_the_manifest_of_another_split_is_refused(tmp_path: Path) -> None:
-    make_folder(tmp_path / "photos/train")
-    make_folder(tmp_path / "photos/val", each=5)
-    place = make(tmp_path / "photos", tmp_path / "made", "hdf5")
-    shutil.copy(place / "val" / "shardkit.json", place / "train")
-    before = tree(place)
-    with refused(CorruptDataset, "train/shardkit.json"):
-        repair(place, tmp_path / "photos")
-    assert tree(place) == before
-
-
 # --- at the same time, and in the middle ---
 
 
@@ -433,49 +421,6 @@ def test_a_dataset_replaced_meanwhile_is_not_harmed(
     monkeypatch.setattr(fcntl, "flock", replaced)
     assert repair(place, photos).files == []
     assert tree(place) == tree(pristine / "webdataset")
-
-
-class Renames:
-    """Counts renames, and interrupts one."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, last: float) -> None:
-        self.count = 0
-        self._last = last
-        for name in ("rename", "replace"):
-            patch.setattr(os, name, functools.partial(self._act, getattr(os, name)))
-
-    def _act(self, function: Callable[..., None], *paths: Path, **more: int) -> None:
-        if self.count >= self._last:
-            raise KeyboardInterrupt
-        self.count += 1
-        function(*paths, **more)
-
-
-@pytest.mark.slow
-def test_repair_resumes_after_an_interruption_at_any_rename(
-    photos: Path, pristine: Path, tmp_path: Path
-) -> None:
-    before, names = tree(pristine / "webdataset"), files_of(pristine / "webdataset")
-    total = 1
-    for done in (float("inf"), *range(0, 40, 3)):
-        if done != float("inf") and done >= total:
-            break
-        place = shutil.copytree(pristine / "webdataset", tmp_path / "made")
-        for name in names:
-            flip(place / name)
-        with pytest.MonkeyPatch.context() as patch:
-            renames = Renames(patch, done)
-            if done == float("inf"):
-                assert repair(place, photos).ok
-                total = renames.count
-                assert total > 3 * 4
-            else:
-                with pytest.raises(KeyboardInterrupt):
-                    repair(place, photos)
-        assert not [path for path in place.iterdir() if path.name.startswith(".")]
-        assert healed(place, photos, before).ok
-        shutil.rmtree(place)
-    assert done >= total - 3
 
 
 @pytest.mark.parametrize("renames", [0, 1, 5])

@@ -29,7 +29,6 @@ from shardkit import (
     open_dataset,
 )
 from shardkit.errors import StateMismatch
-from shardkit.sampling.ranks import Remainder
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
@@ -40,8 +39,6 @@ pytestmark = [
 SHUFFLES: list[bool | BlockShuffle] = [False, True, BlockShuffle(rows=2, buffer=6)]
 
 BATCH = 4
-
-REMAINDERS = ("drop", "pad", "exact")
 
 
 @pytest.fixture(scope="module")
@@ -91,21 +88,6 @@ def test_single_samples_come_in_the_same_order(
     assert prints_of(loader_of(dataset, num_workers, BATCH)) == expected  # and in torch's batches
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [2, 3])
-@pytest.mark.parametrize("batch", [None, 1, BATCH, 100])
-def test_workers_divide_samples_and_each_comes_once(
-    root: Path, num_workers: int, batch: int | None
-) -> None:
-    dataset = new(root / "lmdb", None)
-    for epoch in (0, 1):
-        dataset.set_epoch(epoch)
-        loader = loader_of(dataset, num_workers, batch)
-        found = samples(loader) if batch is None else flat(prints_of(loader))
-        assert sorted(found) == sorted(flat(by_loader(root / "lmdb", epoch)))
-        assert len(set(found)) == ROWS
-
-
 def test_many_samples_are_read_in_several_pieces(tmp_path: Path) -> None:
     files = {f"a/{n:02d}.png": png(11, 10, n) for n in range(70)}  # more than are read at once
     path = make_dataset(make_tree(tmp_path / "photos", dict(files)), tmp_path / "hdf5", to="hdf5")
@@ -126,35 +108,6 @@ def test_the_length_is_exact(root: Path) -> None:
             continue
         dataset = new(root / "lmdb", batch, rank=last)
         assert len(list(dataset)) == len(dataset)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("world_size", "remainder", "batch", "num_workers"),
-    pairwise([2, 3], REMAINDERS, [None, BATCH], [0, 2]),
-)
-def test_ranks_and_their_workers_read_every_sample_once(
-    root: Path, world_size: int, remainder: Remainder, batch: int | None, num_workers: int
-) -> None:
-    found: list[Print] = []
-    counts = []
-    for rank in range(world_size):
-        this_rank = Rank(rank=rank, world_size=world_size, remainder=remainder)
-        dataset = new(root / "lmdb", batch, rank=this_rank)
-        items = list(loader_of(dataset, num_workers))
-        assert len(items) == len(dataset)
-        own = samples(items) if batch is None else flat(prints_of(items))
-        counts.append(len(own))
-        found += own
-    every = flat(by_loader(root / "lmdb", 0))
-    odd = ROWS % world_size
-    if remainder == "exact":
-        assert sorted(found) == sorted(every)
-        assert max(counts) - min(counts) <= 1
-    else:
-        assert len(set(counts)) == 1
-        expected = every[: ROWS - odd] if remainder == "drop" else every + every[: world_size - odd]
-        assert sorted(found) == sorted(expected)
 
 
 @pytest.mark.parametrize(("batch", "num_workers"), [(None, 2), (BATCH, 2), (BATCH, 0)])

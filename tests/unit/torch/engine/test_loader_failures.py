@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
 import multiprocessing
 import os
 import resource
@@ -17,6 +18,7 @@ import sys
 import tracemalloc  # noqa: F401 - pytest imports it when no file can be opened
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import numpy as np
 import pytest
 import torch
 from engines import WITH_PROCESSES, failure_of, in_fork, make_even
+from forked import start_script
 from helpers import DEADLINE, encoded, make_dataset, make_tree, wait_until
 from loading import BATCH, ROWS
 from pairwise import pairwise
@@ -243,17 +246,22 @@ GUARD = "if __name__ == '__main__': "
 READ = "return torch.tensor(row)"
 
 
+def write_script(folder: Path, **parts: str) -> list[str]:
+    """Return the command that runs a script, which is given a folder for notes."""
+    (folder / "notes").mkdir(parents=True)
+    path = folder / "script.py"
+    given = {"dataset": "Rows()", "engine": "process", "guard": GUARD, "read": READ, **parts}
+    path.write_text(SCRIPT.format(**given), "utf-8")
+    return [sys.executable, str(path), str(folder / "notes")]
+
+
 class Script:
     """A training script in its own process group."""
 
     def __init__(self, folder: Path, before: tuple[str, ...], **parts: str) -> None:
         self.notes = folder / "notes"
-        self.notes.mkdir(parents=True)
-        path = folder / "script.py"
-        given = {"dataset": "Rows()", "engine": "process", "guard": GUARD, "read": READ, **parts}
-        path.write_text(SCRIPT.format(**given), "utf-8")
         self.child = subprocess.Popen(
-            [*before, sys.executable, path, self.notes],
+            [*before, *write_script(folder, **parts)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -326,27 +334,31 @@ def test_ctrl_c_ends_everything_at_once(run: Run, method: str, use: str, engine:
 
 @engines
 @pytest.mark.slow
-def test_workers_end_when_the_main_process_is_killed(run: Run, engine: str) -> None:
+def test_workers_end_when_the_main_process_is_killed(tmp_path: Path, engine: str) -> None:
     """PyTorch looks for the main process every 5 s; so all kinds are tried at once.
 
     The second kind fills the pipe to the main process, whose reading end every worker has too.
     """
     kinds = ("time.sleep(0.01); return torch.tensor(row)", "return torch.full((25_000,), row)")
-    scripts = [
-        run(
-            read=read,
-            use=BUSY,
-            engine=engine,
-            options=f"start_method={method!r}, prefetch_factor=4, collate_fn=list",
-        )
-        for method in ("fork", "forkserver")
-        for read in kinds
-    ]
-    for script in scripts:
-        script.workers_are_at_work(PROCESSES[engine])
-        script.child.kill()
-    for script in scripts:
-        assert_gone(script.notes)
+    given = "prefetch_factor=4, collate_fn=list"
+    children: dict[Path, Any] = {}
+    for number, (method, read) in enumerate(itertools.product(("fork", "forkserver"), kinds)):
+        options = f"start_method={method!r}, {given}"
+        folder = tmp_path / str(number)
+        command = write_script(folder, read=read, use=BUSY, engine=engine, options=options)
+        with (folder / "said").open("wb") as said:
+            children[folder] = start_script(command, stdout=said)
+    for folder, child in children.items():
+        wait_until(partial(is_at_work, folder, PROCESSES[engine]), "all workers")
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait(DEADLINE)
+    for folder in children:
+        assert_gone(folder / "notes")
+
+
+def is_at_work(folder: Path, processes: int) -> bool:
+    has_begun = (folder / "said").read_bytes() == b"begun\n"
+    return has_begun and len([*(folder / "notes").iterdir()]) == processes
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
