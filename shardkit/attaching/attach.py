@@ -202,7 +202,7 @@ class _AttachPlan:
 
     @property
     def noun(self) -> str:
-        """What the user may have to fix."""
+        """The noun for inputs in messages."""
         return "files" if self.loose else "archives"
 
 

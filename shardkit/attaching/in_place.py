@@ -22,7 +22,7 @@ from shardkit.system.text import as_command, name_list
 _LOG = logging.getLogger(__name__)
 
 _LEFT = (MANIFEST_NAME, f"*/{MANIFEST_NAME}", ".shardkit*", "index/rows.npy")
-"""What a folder of images lacks, unlike a dataset that is damaged or not finished."""
+"""Files of datasets, even damaged or unfinished ones; a folder of images has none."""
 
 
 def index_of(path: str | os.PathLike[str], split: str | None) -> Path | None:

@@ -218,7 +218,7 @@ class Plan:
             "shuffle": options.shuffle,
             "seed": options.seed,
             "limit": options.limit,
-            **options.recipe.scaling,
+            **options.recipe.scaling,  # of which the description leaves out defaults
             **options.recipe.describe(),
         }
         return {

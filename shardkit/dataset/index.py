@@ -195,7 +195,7 @@ def require_counts(
         labeled = labels[labels != NO_LABEL]
         if len(labeled) and not 0 <= labeled.min() <= labeled.max() < len(totals):
             outside = True
-            break
+            break  # counting allocates memory up to the largest label
         totals += np.bincount(labeled, minlength=len(totals))
     if outside or totals.tolist() != list(counts or ()):
         raise CorruptDataset(

@@ -614,7 +614,7 @@ def _as_json(manifest: Manifest | SplitsManifest) -> dict[str, Any]:
     (kind,) = (name for name, target in _KINDS.items() if type(manifest) is target)
     value = {"format_version": FORMAT_VERSION, "kind": kind, **asdict(manifest)}
     if isinstance(manifest, Manifest) and manifest.layering is None:
-        del value["layering"]
+        del value["layering"]  # datasets without layers keep their bytes
     return value
 
 
@@ -809,7 +809,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     if kind is Any:
         _require_plain(value, name, _DEEPEST)
         return value
-    fits = isinstance(value, kind) and not isinstance(value, bool)
+    fits = isinstance(value, kind) and not isinstance(value, bool)  # True is an int, too
     if not fits or (kind is int and not 0 <= value < _TOO_MANY):
         raise TypeError(f"{name} must be {'a count' if kind is int else kind.__name__}")
     return value

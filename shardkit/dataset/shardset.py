@@ -83,7 +83,7 @@ class ShardSet:
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = (self._verify, self.dataset.access, self.dataset.root)
-        return _reopen, (self.directory, *options, self.manifest.digest)
+        return _reopen, (self.directory, *options, self.manifest.digest)  # refuses a successor
 
     @cached_property
     def keys(self) -> StringTable:
@@ -340,7 +340,7 @@ class ShardSet:
             source = self.paths[row]
         except (CorruptDataset, ValueError):
             key = source = "unknown: the index is damaged too"
-        self.files.forget(self.files.locate(row)[0])
+        self.files.forget(self.files.locate(row)[0])  # to find a restored copy
         return CorruptRecord(
             f"record {quoted(key)} (row {row}, from {quoted(source)}) in {path} at byte "
             f"{offset} is damaged: {reason}",

@@ -40,7 +40,7 @@ class Together(Source):
         self.members = members
         self.commands = commands
         self.unread: Sequence[str] = ()
-        """What is next to the files in the folder, for a note."""
+        """Names next to the files in the folder, for a note."""
         self.kind = next(iter(members.values())).source.kind
 
     def __str__(self) -> str:

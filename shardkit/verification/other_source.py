@@ -1,4 +1,4 @@
-"""What a user may have meant by a source that is not that of a dataset."""
+"""Suggestions where a user names a source that is not the one of a dataset."""
 
 from __future__ import annotations
 

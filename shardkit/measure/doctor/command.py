@@ -16,7 +16,7 @@ SOURCE = "SRC"
 
 @dataclass(frozen=True, kw_only=True)
 class Convertible:
-    """What the command converts."""
+    """The source of the suggested command."""
 
     kind: str
     """The source in the registry: a dataset, or a folder of images."""
