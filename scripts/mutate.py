@@ -3,35 +3,45 @@
     .venv/bin/python scripts/mutate.py --sample 20                  of the whole package
     .venv/bin/python scripts/mutate.py --sample 20 remote sources   of some packages or modules
     .venv/bin/python scripts/mutate.py dataset.handles:read_at      all of one function
+    .venv/bin/python scripts/mutate.py cli --tests tests/unit/cli   run these tests only
 
-A mutation is named MODULE:FUNCTION:OPERATOR:NUMBER. A sample holds the names with the smallest
-hashes, so that a change of one function keeps the mutations of all others. The exit status is 1
-if one survives: then a test is missing, or the change makes no difference.
+Each is tried in a fork of this process, which has loaded everything: a test that starts a new
+Python does not meet it. A mutation is named MODULE:FUNCTION:OPERATOR:NUMBER. A sample holds the
+names with the smallest hashes, so that a change of one function keeps the mutations of all others.
+The exit status is 1 if one survives: then a test is missing, or the change makes no difference.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import copy
+import gc
 import hashlib
+import importlib
+import inspect
 import os
 import re
-import shutil
-import subprocess
+import signal
 import sys
-import tempfile
+import time
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple, NoReturn
 
-ROOT = Path(__file__).parents[1]
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "shardkit"
 DEADLINE = 900
-PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not measures"]
+PYTEST = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not measures"]
 PYTEST += ["--timeout=120", "--cpu-limit=inf"]
+NOT_APPLIED = 99
+"""Exit status of a fork besides those of pytest."""
 
 _PAIRS: tuple[tuple[Any, Any], ...] = (
     (ast.Lt, ast.LtE),
@@ -146,45 +156,80 @@ def suites_of(file: str, root: Path) -> Iterator[list[str]]:
     ]
     if others := sorted(set(users) - set(named)):
         yield others
-    # other tests need files of the repository that a copy lacks
-    yield ["-n", "auto", *sorted(str(p.relative_to(root)) for p in root.glob("tests/unit/*/"))]
+    yield sorted(str(p.relative_to(root)) for p in root.glob("tests/unit/*/"))
 
 
-def copy_to(folder: Path) -> None:
-    """Copy what tests need."""
-    for name in ("shardkit", "tests", "docs", "sample_data", "scripts"):
-        shutil.copytree(
-            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "plots")
-        )
-    for name in ("pyproject.toml", "README.md", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, folder / name)
+def outcome(mutant: Mutation, tests: Sequence[str]) -> str:
+    """Run tests in a fork of this process, which has the mutation; return what they say of it.
 
-
-def outcome(mutant: Mutation, folder: Path) -> str:
-    """Return "killed" or "survived", or what went wrong, with the end of the output."""
-    path = folder / "shardkit" / mutant.file
-    source = path.read_bytes()
-    path.write_bytes(source[: mutant.start] + mutant.new.encode() + source[mutant.end :])
-    try:
-        for tests in suites_of(mutant.file, folder):
-            done = subprocess.run(
-                [sys.executable, *PYTEST, *tests],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
-                capture_output=True,
-                text=True,
-                timeout=DEADLINE,
-                check=False,
-            )
-            if done.returncode == 1 or "ImportError while loading conftest" in done.stderr:
-                return "killed"
-            if done.returncode not in (0, 5):
-                return f"cannot be tested\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-    except subprocess.TimeoutExpired:
-        return "hangs"
-    finally:
-        path.write_bytes(source)
+    Without ``tests``, all suites. A test that starts a new Python does not have the mutation.
+    """
+    for suite in [tests] if tests else suites_of(mutant.file, ROOT):
+        child = os.fork()
+        if child == 0:
+            _test(mutant, suite)
+        end = time.monotonic() + DEADLINE
+        ended, status = 0, 0
+        while not ended and time.monotonic() < end:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            time.sleep(0.02)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # what it has started, too
+        if not ended:
+            os.waitpid(child, 0)
+            return "hangs"
+        code = os.waitstatus_to_exitcode(status)
+        if code == NOT_APPLIED:
+            return "cannot be tried"
+        if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return "killed"
     return "survived"
+
+
+def _test(mutant: Mutation, suite: Sequence[str]) -> NoReturn:
+    code = NOT_APPLIED
+    try:
+        os.setpgid(0, 0)
+        apply(mutant)
+        code = pytest.ExitCode.INTERNAL_ERROR
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        code = int(pytest.main([*PYTEST, *suite]))
+    finally:
+        os._exit(code)
+
+
+def apply(mutant: Mutation) -> None:
+    """Give the functions of this process the changed code; they stay the same objects."""
+    path = PACKAGE / mutant.file
+    source = path.read_bytes()
+    changed = source[: mutant.start] + mutant.new.encode() + source[mutant.end :]
+    line = source[: mutant.start].count(b"\n") + 1
+    old, new = (_function_at(line, compile(text, path, "exec")) for text in (source, changed))
+    functions = [
+        each
+        for each in gc.get_objects()
+        if type(each) is FunctionType
+        and each.__code__.co_filename == str(path)
+        and each.__code__.co_qualname == old.co_qualname
+    ]
+    if not functions:
+        raise LookupError(mutant.name)
+    for function in functions:
+        function.__code__ = new
+
+
+def _function_at(line: int, code: CodeType) -> CodeType:
+    """Return the outermost function with a line, of a module or of its classes."""
+    found = [each for each in code.co_consts if isinstance(each, CodeType)]
+    last = max((each for each in found if each.co_firstlineno <= line), key=_first_line)
+    is_class = not last.co_flags & inspect.CO_NEWLOCALS
+    return _function_at(line, last) if is_class else last
+
+
+def _first_line(code: CodeType) -> int:
+    return code.co_firstlineno
 
 
 def chosen(names: Sequence[str]) -> list[Mutation]:
@@ -197,7 +242,7 @@ def chosen(names: Sequence[str]) -> list[Mutation]:
     return [
         mutant
         for mutant in mutants
-        if not names or any(re.match(rf"{re.escape(n)}[.:]", mutant.name) for n in names)
+        if not names or any(re.match(rf"{re.escape(n)}([.:]|$)", mutant.name) for n in names)
     ]
 
 
@@ -208,19 +253,21 @@ def module_of(file: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("names", nargs="*", help="PACKAGE, MODULE or MODULE:FUNCTION")
+    parser.add_argument("names", nargs="*", help="PACKAGE, MODULE, FUNCTION or mutation")
     parser.add_argument("--sample", type=int, metavar="N", help="number of mutations")
+    parser.add_argument("--tests", nargs="*", default=(), help="run these instead of all")
     arguments = parser.parse_args()
     mutants = chosen(arguments.names)
     if arguments.sample is not None:
         mutants = sample(mutants, arguments.sample)
+    os.chdir(ROOT)
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
+    importlib.import_module("forked").load_everything()
     killed = 0
-    with tempfile.TemporaryDirectory() as scratch:
-        copy_to(Path(scratch))
-        for mutant in mutants:
-            result = outcome(mutant, Path(scratch))
-            killed += result == "killed"
-            print(f"{mutant.name}: {mutant.old!r} -> {mutant.new!r}: {result}", flush=True)
+    for mutant in mutants:
+        result = outcome(mutant, arguments.tests)
+        killed += result == "killed"
+        print(f"{mutant.name}: {mutant.old!r} -> {mutant.new!r}: {result}", flush=True)
     print(f"{killed} of {len(mutants)} mutations were killed")
     sys.exit(0 if killed == len(mutants) else 1)
 

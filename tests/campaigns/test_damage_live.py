@@ -28,11 +28,6 @@ from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.testing.tools import call_in
 from shardkit.torch.engine.preflight import sample_bytes
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-]
-
 ROWS = 24
 BATCH = 2
 

@@ -19,11 +19,6 @@ from helpers import make_dataset, make_tree, png, wait_until
 from shardkit import BlockShuffle, RandomResizedCrop, make_loader, open_dataset
 from shardkit.torch.loader import Loader
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-]
-
 EPOCHS = 50
 WARM_UP = 10
 ROWS = 20

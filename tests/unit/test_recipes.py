@@ -24,12 +24,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardkit import RandomResizedCrop, collate, make_loader, open_dataset, with_rng
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    # torchdata calls what torch deprecates; nothing here can help that.
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-]
-
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 ROWS = 96
 BATCHES = 6

@@ -93,7 +93,6 @@ def first_label(dataset: Any) -> int:
     return int(dataset[0][1])
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_lmdb_is_read_beside_a_writer_and_after_a_fork(tmp_path: Path) -> None:
     path = lmdb_of(tmp_path / "source", "images")
     source = get_source("lmdb").open(path, label="folder")

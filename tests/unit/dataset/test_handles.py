@@ -227,7 +227,6 @@ def test_threads_read_the_right_bytes_while_handles_come_and_go(tmp_path: Path) 
     assert len(open_below(tmp_path)) == MAX_OPEN
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_reads_even_if_a_parents_thread_held_the_lock(tmp_path: Path) -> None:
     path = make_file(tmp_path / "a")
     inside, leave = threading.Event(), threading.Event()
@@ -254,7 +253,6 @@ def test_a_child_reads_even_if_a_parents_thread_held_the_lock(tmp_path: Path) ->
         thread.join()
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_does_not_keep_the_files_of_its_parent_open(tmp_path: Path) -> None:
     path = make_file(tmp_path / "a")
     shard_file(path, 10, "id")
@@ -297,7 +295,6 @@ def test_pieces_of_a_file_come_in_order_or_are_damage(tmp_path: Path) -> None:
         file.pieces(2, [4, 0])
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_too_many_open_files_are_no_damage(tmp_path: Path) -> None:
     make_file(tmp_path / "a")
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed
 from helpers import DEADLINE
-from loading import CROP, ROWS, SEED, Prints, Samples, make_datasets, prints, row_order
+from loading import CROP, ROWS, SEED, Prints, Samples, prints, row_order
 from refusals import refused
 from torch.multiprocessing.spawn import start_processes
 
@@ -31,16 +31,8 @@ from shardkit import (
     open_dataset,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
 BATCH = 3
 BLOCKS = BlockShuffle(rows=3, buffer=9)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 23 images in six shards, in each format."""
-    return make_datasets(tmp_path_factory.mktemp("distributed"))
 
 
 @pytest.fixture(autouse=True)

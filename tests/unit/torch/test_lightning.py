@@ -36,7 +36,6 @@ from shardkit import (
 )
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
     # Lightning asks PyTorch's tree of a batch in a way that PyTorch would rather have otherwise.
     pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning"),
     pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):DeprecationWarning"),

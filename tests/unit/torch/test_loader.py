@@ -29,11 +29,6 @@ from shardkit import (
     open_dataset,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-]
-
 ROWS = 23
 BATCH = 4
 

@@ -45,18 +45,7 @@ from shardkit import (
 )
 from shardkit.errors import StateMismatch
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-]
-
 BLOCKS = BlockShuffle(rows=3, buffer=9)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 23 images in six shards, in each format."""
-    return make_datasets(tmp_path_factory.mktemp("resume"))
 
 
 TOPOLOGIES = (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from accelerate.data_loader import prepare_data_loader
 from helpers import DEADLINE
-from loading import BATCH, CROP, SEED, Prints, epoch_by_hand, make_datasets, prints_of, row_order
+from loading import BATCH, CROP, SEED, Prints, epoch_by_hand, prints_of, row_order
 from refusals import refused
 from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
 
@@ -26,16 +26,9 @@ from shardkit import (
     open_dataset,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
 SHUFFLES = [False, True, BlockShuffle(rows=2, buffer=6)]
 
 EPOCHS = 3
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_datasets(tmp_path_factory.mktemp("sampler"))
 
 
 def loader_of(
@@ -66,6 +59,7 @@ def test_default_collate_gives_the_same(root: Path) -> None:
     assert prints_of(loader) == by_hand(root / "lmdb", 0)
 
 
+@pytest.mark.slow  # accelerate takes half a second to import
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_accelerate_sharding_is_refused(root: Path, world_size: int) -> None:
     dataset = open_dataset(root / "lmdb", decode=CROP)

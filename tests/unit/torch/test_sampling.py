@@ -28,8 +28,6 @@ from shardkit import (
 )
 from shardkit.errors import StateMismatch
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
 CASES = [name for name in ORDERS if name not in PLAIN_ORDERS]
 
 

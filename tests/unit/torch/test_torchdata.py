@@ -34,12 +34,6 @@ from shardkit import (
 )
 from shardkit.errors import StateMismatch
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    # torchdata calls what torch deprecates; nothing here can help that.
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-]
-
 SHUFFLES: list[bool | BlockShuffle] = [False, True, BlockShuffle(rows=2, buffer=6)]
 
 BATCH = 4
@@ -134,8 +128,8 @@ KINDS = ("sampler", "batches", "samples")
     [
         (0, False, False),
         (0, False, True),
-        (1, True, True),
-        (1, False, False),
+        pytest.param(1, True, True, marks=pytest.mark.slow),
+        pytest.param(1, False, False, marks=pytest.mark.slow),
         pytest.param(2, True, False, marks=pytest.mark.slow),
         pytest.param(2, False, True, marks=pytest.mark.slow),
     ],

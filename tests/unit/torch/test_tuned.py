@@ -238,9 +238,6 @@ def forking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
 
 
-fork = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
-
 def test_the_search_doubles_and_bisects() -> None:
     for limit in (*range(70), 1000, 12_345, 70_000):
         for most in (1, 2, 7, 64, 1 << 16):
@@ -257,7 +254,6 @@ def test_the_search_doubles_and_bisects() -> None:
             assert max(tried) <= min(most, max(2, 2 * limit))
 
 
-@fork
 @pytest.mark.slow
 def test_the_largest_allowed_batch_may_fit(forking: None) -> None:
     found = find_batch_size(make, memory=4096 * MIB, most=1)
@@ -279,7 +275,6 @@ def test_a_batch_that_fits_is_found_in_a_limit_of_main_memory() -> None:
     assert found.describe().startswith(f"{found.batch_size}: uses ")
 
 
-@fork
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", ["killed", "raises"])
 def test_a_size_at_which_the_process_ends_does_not_fit(fails: str, forking: None) -> None:
@@ -292,7 +287,6 @@ def test_a_size_at_which_the_process_ends_does_not_fit(fails: str, forking: None
     assert stated[fails] in found.limit
 
 
-@fork
 @pytest.mark.slow
 def test_what_cannot_work_is_an_error(forking: None) -> None:
     with refused(UsageError):

@@ -27,11 +27,7 @@ from pairwise import pairwise
 import shardkit
 from shardkit import CenterCrop, RandomResizedCrop, ShardDataset, make_loader, open_dataset
 
-pytestmark = [
-    pytest.mark.usefixtures("without_native"),  # Python's calls are counted
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-]
+pytestmark = pytest.mark.usefixtures("without_native")  # Python's calls are counted
 
 ROWS = 48
 SHARDS = 2

@@ -287,7 +287,7 @@ SHOWN = ("image", "mask", "boxes", "points")
 def test_one_window_crops_all_that_has_places(marked: Path) -> None:
     dataset = open_dataset(marked, decode=RandomCrop((6, 7), flip=0.5), fields=SHOWN)
     seen = shown = 0
-    for epoch in range(6):
+    for epoch in range(4):
         dataset.set_epoch(epoch)
         for image, mask, boxes, (corners,) in dataset[:]:
             assert torch.equal(image[1], mask)
@@ -301,8 +301,8 @@ def test_one_window_crops_all_that_has_places(marked: Path) -> None:
                 for corner, place in zip(corners.tolist(), [left, right - 1], strict=True):
                     assert corner in ([place + 0.5, top + 0.5, 2], [0, 0, 0])
                 shown += int(corners[:, 2].count_nonzero())
-    assert seen > 30
-    assert shown > 10
+    assert seen > 20
+    assert shown > 6
 
 
 def test_a_resize_scales_all_that_has_places(tmp_path: Path) -> None:
@@ -552,17 +552,16 @@ def by_hand(path: Path, epoch: int) -> list[Any]:
     return [collate(dataset[[WHOLE.index(row) for row in rows]]) for rows in batches]
 
 
-@pytest.mark.parametrize("to", FORMATS)
-def test_both_engines_and_a_resumed_run_give_the_same_batches(root: Path, to: str) -> None:
-    wanted = by_hand(root / to, 0), by_hand(root / to, 1)
+def test_both_engines_and_a_resumed_run_give_the_same_batches(path: Path) -> None:
+    wanted = by_hand(path, 0), by_hand(path, 1)
     for engine, num_workers in (("thread", 2), ("process", 1)):
-        loader = loader_of(root / to, engine, num_workers)
+        loader = loader_of(path, engine, num_workers)
         assert same(list(loader), wanted[0])
         batches = iter(loader)
         assert same([next(batches), next(batches)], wanted[1][:2])
         state = loader.state_dict()
         batches.close()
-        other = loader_of(root / to, "thread" if engine == "process" else "process", 1)
+        other = loader_of(path, "thread" if engine == "process" else "process", 1)
         other.load_state_dict(state)
         assert same(list(other), wanted[1][2:])
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import DEADLINE, FORMATS, make_dataset, make_tree, png
-from loading import CROP, ITERABLE, ROWS, SEED, Print, Prints, crc, make_datasets, prints_of
+from loading import CROP, ITERABLE, ROWS, SEED, Print, Prints, crc, prints_of
 from pairwise import pairwise
 from refusals import refused
 from torch.utils.data import DataLoader
@@ -30,20 +30,9 @@ from shardkit import (
 )
 from shardkit.errors import StateMismatch
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    # More workers than this machine has processors are meant here.
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-]
-
 SHUFFLES: list[bool | BlockShuffle] = [False, True, BlockShuffle(rows=2, buffer=6)]
 
 BATCH = 4
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_datasets(tmp_path_factory.mktemp("iterable"))
 
 
 def new(path: Path, batch: int | None = BATCH, **options: Any) -> IterableShardDataset:

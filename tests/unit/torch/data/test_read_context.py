@@ -32,8 +32,6 @@ from shardkit.torch.data.read_context import (
     reading,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
 ROWS = 8
 
 

@@ -31,8 +31,6 @@ from shardkit import (
     with_rng,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
 ROWS, SEED, BATCH = 8, 3, 3
 
 LARGE, SMALL = RandomResizedCrop(40, scale=(0.4, 1)), RandomResizedCrop(12, scale=(0.05, 0.4))

@@ -41,14 +41,12 @@ from shardkit import (
 )
 from shardkit.errors import StateMismatch
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
 ENGINES = [("thread", 0), ("thread", 2), ("helper", 2), ("process", 0), ("process", 2)]
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_datasets(tmp_path_factory.mktemp("views")) / "lmdb"
+def path(root: Path) -> Path:
+    return root / "lmdb"
 
 
 @with_rng

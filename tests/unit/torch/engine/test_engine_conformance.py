@@ -53,13 +53,6 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
 from shardkit import Rank, ShardDataset, UsageError, collate, make_loader, open_dataset, with_rng
 from shardkit.errors import CorruptRecord, LoaderFailed, TransformFailed
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-    # torchdata calls what torch deprecates; nothing here can help that.
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-]
-
 BAD = 13
 """The row at which things go wrong: neither the first of its batch nor in the first batches."""
 

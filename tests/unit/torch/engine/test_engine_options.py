@@ -25,9 +25,6 @@ from shardkit.torch.engine import processes, workers
 from shardkit.torch.engine.options import ENGINES, START_METHODS, LoaderOptions
 from shardkit.torch.loader import Loader
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
-
 WRONG: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "engine": (("threads", None), ENGINES),
     "start_method": (("vfork", None), START_METHODS),

@@ -19,8 +19,6 @@ from shardkit import CenterCrop, RandomResizedCrop, make_loader, open_dataset
 from shardkit.torch.engine import preflight
 from shardkit.torch.engine.ring import Ring
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
 ROWS = 23
 BATCH = 2
 CROP = RandomResizedCrop(16)

@@ -36,11 +36,6 @@ from refusals import refused
 from shardkit import UsageError, collate, make_loader, open_dataset
 from shardkit.errors import LoaderFailed, TransformFailed
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-]
-
 BAD = 13
 """The row at which things go wrong: neither the first of its batch nor in the first batches."""
 
@@ -142,7 +137,7 @@ def test_the_death_of_a_worker_names_cause_and_sample_and_new_ones_work(
     at = At(place, tmp_path / "notes")
     dataset = open_dataset(place, at, decode="numpy")
     with closing(load(engine, dataset, start_method=method, num_workers=1)) as loader:
-        for action, said in [*DEATHS.items()][:: 1 if method == "fork" else 2]:
+        for action, said in [*DEATHS.items()][WITH_PROCESSES.index(engine) :: 2]:
             at.will(action)
             found, error = failure_of(loader)
             assert type(error) is LoaderFailed

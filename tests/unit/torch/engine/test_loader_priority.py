@@ -16,8 +16,6 @@ from shardkit.measure.runner.spec import parse_loader
 from shardkit.system.priority import LOW
 from shardkit.torch.engine.options import LoaderOptions
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has threads' priorities")
 
 ENGINES = ("thread", "process")

@@ -22,23 +22,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import DEADLINE, wait_until
-from loading import BATCH, CROP, ROWS, SEED, crc, make_datasets, same
+from loading import BATCH, CROP, ROWS, SEED, crc, same
 from torch.utils.data import Dataset, Subset
 from torch.utils.data._utils import pin_memory
 
 from shardkit import Rank, make_loader, open_dataset
 from shardkit.torch.engine import workers
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-]
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 23 images in six shards, in each format."""
-    return make_datasets(tmp_path_factory.mktemp("loaders"))
 
 
 def in_processes(num_workers: int = 2, **options: Any) -> dict[str, Any]:

@@ -20,11 +20,6 @@ from shardkit import make_loader
 from shardkit.errors import LoaderFailed
 from shardkit.torch.engine import workers
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
-]
-
 ROWS = 4
 
 

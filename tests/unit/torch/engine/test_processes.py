@@ -17,8 +17,6 @@ from torch.utils.data import DataLoader
 from shardkit import collate, convert, open_dataset
 from shardkit.errors import CorruptShard
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
 ROWS = 10
 
 

@@ -21,8 +21,6 @@ from shardkit import make_loader
 from shardkit.torch.data.read_context import new_block
 from shardkit.torch.engine.ring import INLINE_BYTES, Ring, Slots
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
 Pair = namedtuple("Pair", "images labels")
 LARGE = INLINE_BYTES + 4096
 """Bytes of a tensor that does not go through the pipe."""

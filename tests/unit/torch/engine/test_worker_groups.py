@@ -19,8 +19,6 @@ from shardkit.torch.engine.options import LoaderOptions
 from shardkit.torch.engine.processes import SPARE_SLOTS, ProcessEngine
 from shardkit.torch.engine.ring import Ring
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
 ROWS, BATCH = 24, 2
 
 

@@ -9,11 +9,7 @@ import time
 from multiprocessing.synchronize import Event
 from types import SimpleNamespace
 
-import pytest
-
 from shardkit.torch.engine import workers
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
 def miss_one_signal(ready: Event) -> None:

@@ -1,0 +1,14 @@
+"""Datasets that tests of loaders only read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from loading import make_datasets
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 23 images in six shards, in each format."""
+    return make_datasets(tmp_path_factory.mktemp("loading"))
