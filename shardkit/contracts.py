@@ -767,6 +767,9 @@ class SourceKind:
     of_files: bool = False
     """Whether a path or pattern names all files, so they can be copied from URLs first."""
 
+    reads_zip: bool = False
+    """Whether the path, and that of the images, may be in a zip archive: ``photos.zip/train``."""
+
     reads_urls: bool = False
     """Whether it reads from object stores by itself, without a copy."""
 

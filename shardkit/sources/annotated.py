@@ -83,8 +83,7 @@ class AnnotatedSource(NamedSource):
 
     def info_of(self, name: str) -> ImageInfo:
         """Return what an image's header states; BadImage, OSError, ValueError if unreadable."""
-        with open(self._path(name), "rb") as file:
-            head = file.read(_HEAD)
+        head = self.content.head(name, _HEAD)
         return inspect(head, image_field_of(BytesIO(head)))
 
     def count_outside(self, boxes: Sequence[Sequence[float]], size: Sequence[float] | None) -> None:

@@ -19,14 +19,11 @@ from shardkit.record import NO_LABEL
 from shardkit.sources.annotated import SIZE, AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
 from shardkit.sources.inputs import reading
-from shardkit.sources.named_files import (
-    NamedListing,
-    corners,
-)
+from shardkit.sources.named_files import NamedListing, Names, corners
 from shardkit.sources.places import below
 from shardkit.sources.recognize import Overview, split_in
 from shardkit.sources.together import open_folder
-from shardkit.system.files import as_name
+from shardkit.sources.zip_file import open_member, zip_folder
 from shardkit.system.formatting import amount, size
 from shardkit.system.text import quoted
 
@@ -39,7 +36,11 @@ class CocoOptions(AnnotatedOptions):
     """The options of this source."""
 
     root: str | None = option(
-        None, help="Folder of the images.", metavar="DIR", shown="that of SRC", stored=""
+        None,
+        help="Folder or zip archive of the images.",
+        metavar="DIR",
+        shown="that of SRC",
+        stored="",
     )
 
 
@@ -55,6 +56,7 @@ class Coco(AnnotatedSource):
     """
 
     kind = "coco"
+    reads_zip = True
     options: CocoOptions
 
     def __init__(self, path: str | Path, options: CocoOptions) -> None:
@@ -66,7 +68,7 @@ class Coco(AnnotatedSource):
         listing = NamedListing(listings[""], self.names())
         for number, image in enumerate(content.images):
             row = f"{self.path.name}:images[{number}]"
-            name = self._name_of(image)
+            name = self._name_of(image, listing.names)
             try:
                 values, boxes = content.values_of(image)
             except BadImage as error:
@@ -88,7 +90,7 @@ class Coco(AnnotatedSource):
             "unused": ", ".join(content.unused) or "nothing",
         }
 
-    def _name_of(self, image: Any) -> Any:
+    def _name_of(self, image: Any, names: Names) -> Any:
         """Return the name of an image's file: stated, of its URL as in LVIS, or by its ID."""
         if not isinstance(image, dict):
             return None
@@ -98,12 +100,15 @@ class Coco(AnnotatedSource):
         if isinstance(url, str):
             *_, folder, file = ("", *url.split("/"))
             below = f"{folder}/{file}"
-            return below if os.path.exists(os.path.join(self.root, as_name(below))) else file
+            return below if names.has(below) else file
         key = _id_of(image)
         return f"{key:012}.jpg" if isinstance(key, int) else None
 
     def _content(self) -> _Content:
         try:
+            if archive := zip_folder(self.path):
+                with open_member(archive) as file:
+                    return _Content(file.readall().decode("utf-8-sig"))
             with reading(str(self.path)) as view:
                 if view.size > _MOST_BYTES:
                     raise ConversionFailed(
@@ -386,6 +391,7 @@ SOURCE = SourceKind(
       shardkit verify dataset --against annotations/instances_val2017.json@val2017
     """,
     options=CocoOptions,
+    reads_zip=True,
     recognize=_recognize,
     source=_open,
 )

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardkit.contracts import Entry, SourceOptions, recorded
 from shardkit.errors import BadImage, Problem, UsageError, setting
@@ -21,10 +21,19 @@ from shardkit.kinds.packing import with_fields
 from shardkit.options import option
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row
-from shardkit.sources.image_files import read_file, require_machine
+from shardkit.sources.image_files import CHANGED, read_file, require_machine
 from shardkit.sources.images import has_image_suffix, image_record
+from shardkit.sources.inputs import reading
 from shardkit.sources.kept import Kept, value_of
 from shardkit.sources.places import below, why_left_out
+from shardkit.sources.zip_file import (
+    Member,
+    ZipFolder,
+    directory_of,
+    head_of,
+    read_member,
+    zip_folder,
+)
 from shardkit.system.files import as_name, as_text, read_small, require_local
 from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import quoted
@@ -57,13 +66,15 @@ class NamedSource(ListedSource):
     """A list of image files below a folder, with the values of each.
 
     An `Entry.values` is a JSON object with the value of each field; of a file, its name, size and
-    modification time.
+    modification time, or checksum in an archive.
 
     The path may end in ``@ROOT``. Without ``root``, the folder is that of the list, or that in the
     description.
     """
 
     options: NamedOptions
+    reads_zip = False
+    """Whether list and images may be in a zip archive."""
 
     def __init__(
         self, path: str | Path, options: NamedOptions, root: str | Path | None = None
@@ -72,14 +83,18 @@ class NamedSource(ListedSource):
         text = str(path)
         if root is None and "@" in text and not os.path.lexists(text):
             text, _, root = text.rpartition("@")
-        folder = text if os.path.isdir(text) else os.path.dirname(text) or "."
+        folder = text if self._is_folder(text) else os.path.dirname(text) or "."
         if root is None and options.place:
             root = _restored_root(text, folder, str(options.place))
         self.root = str(folder if root is None else root)
         require_local(self.root)
-        if not os.path.isdir(self.root):
+        self._archive = zip_folder(self.root) if self.reads_zip else None
+        if not self._is_folder(self.root):
             if os.path.isfile(self.root):
-                raise UsageError(f"{self.root} is not a folder", remedy="unpack it, and name that")
+                raise UsageError(
+                    f"{self.root} is not a folder{' or zip archive' * self.reads_zip} with images",
+                    remedy="unpack it, and name that",
+                )
             raise UsageError(f"the folder {self.root} with the images does not exist")
         super().__init__(text, options)
         inside = _path_below(folder, self.root)
@@ -98,6 +113,10 @@ class NamedSource(ListedSource):
         except (ValueError, TypeError, AttributeError) as error:
             raise UsageError(f"the description of {self} is damaged: {error}") from error
 
+    def _is_folder(self, path: str) -> bool:
+        archive = zip_folder(path) if self.reads_zip else None
+        return os.path.isdir(path) or (archive is not None and bool(archive.listed()))
+
     def settle_fields(
         self, schema: Schema, numbers: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
@@ -109,6 +128,8 @@ class NamedSource(ListedSource):
 
     def names(self, folder: str | Path | None = None) -> Names:
         """Return what finds the files that a list names, in the folder of images or another."""
+        if self._archive and folder is None:
+            return ZipNames(self._archive)
         return Names(str(folder or self.root), follows_links=self.options.follow_links)
 
     def known_classes(self, name: str) -> Sequence[str] | None:
@@ -125,11 +146,11 @@ class NamedSource(ListedSource):
 
     def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
         """Return the file of each image, if records have no other fields."""
-        if self.schema:
+        if self.schema or self._archive:
             return None
         try:
             for entry in entries:
-                self._path(entry.path)
+                self.content.status(entry.path)
         except BadImage:
             return None  # `read` says which
         prefix = os.fsencode(os.path.join(self.root, ""))
@@ -137,14 +158,14 @@ class NamedSource(ListedSource):
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image file, with its values."""
-        data = read_file(self._path(entry.path), entry.bytes, entry.stamp)
+        data = self.content.read(Found(entry.path, entry.bytes, entry.stamp))
         record = image_record(entry, data)
         if not self.schema:
             return record
         try:
             values = self.fit(self._values(json.loads(entry.values or "{}")), record)
             files = {
-                kept.name: _stamped(values[kept.name])
+                kept.name: _found(values[kept.name])
                 for kept in self.kept_files
                 if kept.name in values
             }
@@ -156,8 +177,7 @@ class NamedSource(ListedSource):
             raise BadImage(f"its values in the list of images are damaged ({error!r})") from error
         for kept in self.kept_files:
             if kept.name in files:
-                name, size, stamp = files[kept.name]
-                content = read_file(self._path(name), size, stamp, image=False)
+                content = self.content.read(files[kept.name], image=False)
                 values[kept.name] = self.value_of(kept, content, record)
         return with_fields(record, self.schema, values)
 
@@ -182,20 +202,29 @@ class NamedSource(ListedSource):
                 values[name] = [[*box[:4], *(numbers[code] for code in box[4:])] for box in value]
         return values
 
-    def _path(self, name: str) -> str:
-        """Return the path of a file that an entry names, perhaps that of anybody's plan."""
+    @property
+    def content(self) -> Names:
+        """The files that entries name, perhaps of anybody's plan, while images are read."""
         if self._inside is None:
             self._inside = self.names()
-        self._inside.status(name)
-        return os.path.join(self.root, "") + as_name(name)
+        return self._inside
 
 
-def _stamped(value: Any) -> tuple[str, int, int]:
-    """Return name, size and time of a file from the values of an entry."""
+class Found(NamedTuple):
+    """A file that a list names."""
+
+    name: str
+    size: int
+    stamp: int
+    """Its modification time in nanoseconds; in an archive, its CRC-32."""
+
+
+def _found(value: Any) -> Found:
+    """Return a file from the values of an entry."""
     name, size, stamp = value
     if (type(name), type(size), type(stamp)) != (str, int, int) or size < 0:
         raise ValueError("a file is not stated as name, size and time")
-    return name, size, stamp
+    return Found(name, size, stamp)
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -272,17 +301,34 @@ class Names:
         """Folders that are below the root."""
         self._used = TextHashes()
 
-    def find(self, name: object) -> tuple[str, os.stat_result]:
-        """Return the plain name and status of a file; BadImage if it is not below the folder."""
+    def find(self, name: object) -> Found:
+        """Return a file by its name in the list; BadImage if it is not below the folder."""
         if not isinstance(name, str) or not name:
             raise BadImage("it has no file name that is a text" if name else "it has no file name")
-        plain = name[2:] if name.startswith("./") else name
-        status = self.status(plain)
-        self._used.add(plain)
-        return plain, status
+        found = self.status(name[2:] if name.startswith("./") else name)
+        self._used.add(found.name)
+        return found
 
-    def status(self, plain: str) -> os.stat_result:
-        """Return the status of a file by its plain name; BadImage if not below the folder."""
+    def has(self, name: str) -> bool:
+        """Return whether there is a file or folder of that name."""
+        return os.path.lexists(self._prefix + as_name(name))
+
+    def read(self, file: Found, *, image: bool = True) -> bytes:
+        """Return the content of a file; BadImage if it changed, or is not below the folder.
+
+        If ``image``, it must be an image.
+        """
+        self.status(file.name)
+        return read_file(self._prefix + as_name(file.name), file.size, file.stamp, image=image)
+
+    def head(self, name: str, size: int) -> bytes:
+        """Return the start of a file; OSError or BadImage if it cannot be read."""
+        self.status(name)
+        with open(self._prefix + as_name(name), "rb") as file:
+            return file.read(size)
+
+    def status(self, plain: str) -> Found:
+        """Return a file by its plain name; BadImage if it is not below the folder."""
         folder, _, last = plain.rpartition("/")
         try:
             is_checked = folder in self._folders and not plain.startswith("/")
@@ -297,14 +343,13 @@ class Names:
         except BadImage:
             raise
         except ValueError as error:
-            remedy = f"; name it relative to {setting('root')}" if plain.startswith("/") else ""
-            raise BadImage(f"its name is not a plain path below the root folder{remedy}") from error
+            raise _not_plain(plain) from error
         except OSError as error:
             require_machine(error, path)
             raise BadImage(f"it cannot be read: {error.strerror}") from error
         if not stat.S_ISREG(status.st_mode):
             raise BadImage("it is not a file")
-        return status
+        return Found(plain, status.st_size, status.st_mtime_ns)
 
     def _enter(self, folder: str) -> None:
         if folder:
@@ -391,6 +436,62 @@ class Names:
         return any(f"{folder}/".startswith(f"{link}/") for folder in self._folders)
 
 
+class ZipNames(Names):
+    """The files in an archive, or in a folder of one."""
+
+    def __init__(self, place: ZipFolder) -> None:
+        super().__init__(str(place))
+        self._place = place
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a file or folder of that name."""
+        return self._place.content(name) is not None
+
+    def status(self, plain: str) -> Found:
+        """Return a member by its plain name; BadImage if there is none that can be read."""
+        try:
+            parts_of(plain)
+        except ValueError as error:
+            raise _not_plain(plain) from error
+        member = self._member(plain)
+        return Found(plain, member.size, member.checksum)
+
+    def read(self, file: Found, *, image: bool = True) -> bytes:
+        """Return the content of a member; BadImage if it changed or is damaged."""
+        if self.status(file.name) != file:
+            raise BadImage(CHANGED)
+        with reading(self._place.path) as view:
+            return read_member(view, self._member(file.name), image=image)[0]
+
+    def head(self, name: str, size: int) -> bytes:
+        """Return the start of a member."""
+        return head_of(self._place.path, self._member(name))[:size]
+
+    def images(self, folder: str = "") -> Iterator[str]:
+        """Yield the images in a folder and below it, by suffix, sorted."""
+        for path, _ in self._place.members(folder):
+            if has_image_suffix(path) and not any(map(why_left_out, path.split("/"))):
+                yield path
+
+    def _member(self, name: str) -> Member:
+        member = self._place.content(name)
+        if not isinstance(member, Member):
+            raise BadImage("it is not a file in the archive")
+        if member.why:
+            raise BadImage(member.why)
+        return member
+
+    def _walk(self) -> Iterator[tuple[str, str]]:
+        yield from ((path, "") for path, _ in self._place.members())
+        for problem in directory_of(self._place.path).refused:
+            yield problem.path, problem.reason
+
+
+def _not_plain(name: str) -> BadImage:
+    remedy = f"; name it relative to {setting('root')}" if name.startswith("/") else ""
+    return BadImage(f"its name is not a plain path below the root folder{remedy}")
+
+
 class NamedListing:
     """Adds the files that a list names to the listing of a split."""
 
@@ -408,13 +509,13 @@ class NamedListing:
         """
         try:
             text = values if isinstance(values, str) else _as_json(values)
-            plain, status = self.names.find(name)
+            found = self.names.find(name)
         except BadImage as error:
             self.blame_row(row, name, error.stated)
         except RecursionError:
             self.blame_row(row, name, _TOO_DEEP)
         else:
-            image = Row(plain, code, status.st_size, status.st_mtime_ns, place, text)
+            image = Row(found.name, code, found.size, found.stamp, place, text)
             self._listing.add_named(image, str(name), row)
 
     def blame_row(self, row: str, name: object, reason: str) -> None:

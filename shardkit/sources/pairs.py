@@ -275,8 +275,7 @@ class Pairs(AnnotatedSource):
                 return []
             folder = "the folder" if self._beside else kept.source
             raise BadImage(f"its {kept.name} is missing: {folder} has no {quoted(stem)}")
-        plain, status = names.find(masks[stem])
-        return [plain, status.st_size, status.st_mtime_ns]
+        return [*names.find(masks[stem])]
 
 
 def _by_stem(names: Names, folder: str) -> dict[str, str]:

@@ -28,8 +28,12 @@ from shardkit.system.text import shell
 
 _REFUSE_UNREAD = "shardkit.sources.table_layout:refuse_unread_lists"
 
+_ARCHIVE = "shardkit.sources.zip_file:overview_of"
+
 _MOST = 10_000
 """Names to look at in a folder."""
+
+_IN_ZIP = re.compile(r"(.*?\.zip)(?:/(.*))?", re.IGNORECASE | re.DOTALL)
 
 _SPLIT = re.compile(r"(?<![a-z])(train|val|test|dev|eval)")
 
@@ -42,13 +46,15 @@ Recognizer = Callable[["Overview"], Iterable[Recognition]]
 class Overview:
     """The names below a path, and the start of its files.
 
-    All methods take a path below it, by default the path itself. What cannot be read is empty.
+    All methods take a path below it, by default the path itself. What cannot be read is empty. A
+    zip archive is a file, and what it contains is below it.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.is_folder = self.path.is_dir()
         self._names = lru_cache(maxsize=1000)(self._list)
+        self._archive = lru_cache(maxsize=100)(self._open_archive)
 
     def folders(self, inside: str = "") -> list[str]:
         """Return the sorted names of the folders that may be data."""
@@ -64,7 +70,7 @@ class Overview:
 
     def has(self, *names: str) -> bool:
         """Return whether there are files or folders of all these names, below the path."""
-        return all(os.path.exists(self.path / as_name(name)) for name in names)
+        return all(map(self._has, names))
 
     def inner(self, folder: str) -> Overview:
         """Return the overview of a folder below the path."""
@@ -72,6 +78,9 @@ class Overview:
 
     def ends(self, name: str = "", size: int = 1 << 16) -> bytes:
         """Return the start of a file, and its end if it is larger."""
+        archive, inside = self._in_zip(name)
+        if archive:
+            return archive.ends(inside, size)
         with (
             contextlib.suppress(OSError),
             open(self.path / as_name(name), "rb", opener=open_at_once) as file,
@@ -81,13 +90,29 @@ class Overview:
             return start + file.read(size)
         return b""
 
+    def _has(self, name: str) -> bool:
+        archive, inside = self._in_zip(name)
+        return archive.has(inside) if archive else os.path.exists(self.path / as_name(name))
+
     def _list(self, inside: str) -> tuple[list[str], list[str]]:
         names: tuple[list[str], list[str]] = ([], [])
+        archive, rest = self._in_zip(inside)
+        if archive:
+            return archive._list(rest)
         with contextlib.suppress(OSError), os.scandir(self.path / as_name(inside)) as entries:
             for entry in itertools.islice(entries, _MOST):
                 if not why_left_out(entry.name):
                     names[not _is_folder(entry)].append(as_text(entry.name))
         return sorted(names[0]), sorted(names[1])
+
+    def _in_zip(self, name: str) -> tuple[Overview | None, str]:
+        """Return the archive that a path below leads into, if any, and the rest of the path."""
+        match = _IN_ZIP.fullmatch(name)
+        return (self._archive(match[1]), match[2] or "") if match else (None, "")
+
+    def _open_archive(self, name: str) -> Overview | None:
+        archive: Overview | None = load(_ARCHIVE)(self.path / as_name(name))
+        return archive
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -294,9 +319,14 @@ def recognized(path: str | Path | Overview) -> list[Recognized]:
     """Return the kinds that recognize a path or its overview, certain ones first.
 
     Where another kind is certain, also in the only folder that has data, folders of images are
-    recognized only as a split of classes next to others.
+    recognized only as a split of classes next to others. Of a zip archive, it is the kinds that it
+    contains, if all that are certain can be read in it.
     """
     overview = path if isinstance(path, Overview) else Overview(path)
+    if not overview.is_folder and (archive := load(_ARCHIVE)(overview.path)):
+        inner = [kind for kind in recognized(archive) if kind.by.certain]
+        if inner and all(get_source(kind.kind).reads_zip for kind in inner):
+            return inner
     kinds = []
     for name in source_names():
         with contextlib.suppress(UsageError):  # the package of another one is missing
@@ -365,7 +395,7 @@ def _splits_of(kinds: Sequence[Recognized]) -> Mapping[str, Recognized]:
 
 def left_out(path: str | Path, kinds: Iterable[Recognized]) -> list[str]:
     """Return what is next to what is read below a path; folders end with a slash."""
-    seen = Overview(path)
+    seen = load(_ARCHIVE)(path) or Overview(path)
     read = [place for kind in kinds for place in kind.places]
     found = []
     waiting = [""] * ("" not in read)

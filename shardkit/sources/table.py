@@ -21,7 +21,7 @@ from shardkit.record import NO_LABEL
 from shardkit.sources.columns import NONE, bit_of, lost_labels, ones_of, usual_label
 from shardkit.sources.driver import Listing
 from shardkit.sources.images import has_image_suffix
-from shardkit.sources.inputs import find_files, place, place_of
+from shardkit.sources.inputs import place, place_of
 from shardkit.sources.kept import Kept, kind_of_suffix, parse_keep, value_at
 from shardkit.sources.labels import (
     LabelValues,
@@ -36,11 +36,12 @@ from shardkit.sources.named_files import (
     NamedListing,
     NamedOptions,
     NamedSource,
+    Names,
     corners,
 )
 from shardkit.sources.recognize import splits_in
 from shardkit.sources.table_layout import recognize_table
-from shardkit.sources.table_rows import SUFFIXES, columns_of, is_text, rows_of
+from shardkit.sources.table_rows import columns_of, find_tables, is_text, rows_of
 from shardkit.sources.table_text import Dialect, dialect_of, stated
 from shardkit.system.text import name_list, quoted
 
@@ -96,7 +97,11 @@ class TableOptions(NamedOptions):
     """The options of this source."""
 
     root: str | None = option(
-        None, help="Folder of the files.", metavar="DIR", shown="that of SRC", stored=""
+        None,
+        help="Folder or zip archive of the files.",
+        metavar="DIR",
+        shown="that of SRC",
+        stored="",
     )
     image: str | None = option(None, help="Column of images.", metavar="COL", shown="file_name")
     label: str | None = option(
@@ -169,11 +174,12 @@ class Table(NamedSource):
     """
 
     kind = "table"
+    reads_zip = True
     options: TableOptions
 
     def __init__(self, path: str | Path, options: TableOptions) -> None:
         super().__init__(path, options, options.root)
-        self._lists = find_files(self.path, SUFFIXES)
+        self._lists = find_tables(self.path)
         tops = {find(self.root) for find in (os.path.abspath, os.path.realpath)}
         self._tops = [os.path.join(top, "") for top in sorted(tops)]
         self._dialect = stated(options.delimiter, options.encoding, options.no_quotes)
@@ -297,7 +303,7 @@ class Table(NamedSource):
         where = f"{self._lists.names[number]}:{line}"
         name = None
         if not isinstance(row, str):
-            name = self._file_name(row.get(self._image), self.options.suffix)
+            name = self._file_name(row.get(self._image), scan.listing.names, self.options.suffix)
         if scan.rows == 1 and isinstance(name, str):
             self._look_for_first(name)
             name = self._nested.get(name, name)
@@ -311,13 +317,13 @@ class Table(NamedSource):
         else:
             scan.listing.add_file(where, name, code, spot, values)
 
-    def _file_name(self, name: Any, suffix: str | None = None) -> Any:
+    def _file_name(self, name: Any, names: Names, suffix: str | None = None) -> Any:
         """Return a name as relative to the root, if it leads there, and with slashes."""
         if isinstance(name, int) and suffix and not isinstance(name, bool):
             name = str(name)
         if not isinstance(name, str):
             return name
-        if "\\" in name and "/" not in name and not os.path.lexists(os.path.join(self.root, name)):
+        if "\\" in name and "/" not in name and not names.has(name):
             name = name.replace("\\", "/")
         for folder in self._tops:
             name = name.removeprefix(folder)
@@ -370,14 +376,14 @@ class Table(NamedSource):
             name = cell(row, kept, text)
             if _is_there(kept, name):
                 try:
-                    plain, status = scan.listing.names.find(self._file_name(name))
+                    found = scan.listing.names.find(self._file_name(name, scan.listing.names))
                 except BadImage as error:
                     raise BadImage(
                         f"its {_name(kept)} {quoted(name)}: {error.problem}", remedy=error.remedy
                     ) from error
-                values[kept.name] = [plain, status.st_size, status.st_mtime_ns]
+                values[kept.name] = [*found]
                 if kept.kind is None:
-                    kind = "mask" if kept.name == "mask" else kind_of_suffix(plain)
+                    kind = "mask" if kept.name == "mask" else kind_of_suffix(found.name)
                     scan.kinds[kept.name].add(kind)
         for kept in self._keep:
             value = cell(row, kept, text)
@@ -633,11 +639,11 @@ SOURCE = SourceKind(
     help="""Convert the images that the table SRC lists to a dataset in DST.
 
     SRC is a .csv, .tsv, .jsonl or .parquet file, or a folder of them; or a .txt file of that kind,
-    or a .json file with a list of objects. File names are relative to
-    --root and must stay below it. Hugging Face's metadata files need no options: file_name is the
-    image, and columns such as mask_file_name are files, too. Missing files, repeated rows and rows
-    that cannot be read are reported, and so are files below --root that the table does not list.
-    For verify and repair, give a root folder elsewhere as SRC@ROOT.
+    or a .json file with a list of objects. SRC and --root may lead into a zip archive:
+    photos.zip/train.csv. File names are relative to --root and must stay below it. Hugging Face's
+    metadata files need no options: file_name is the image, and columns such as mask_file_name are
+    files, too. Missing files, repeated rows and rows that cannot be read are reported, and so are
+    files below --root that the table does not list. For verify and repair, give a root folder elsewhere as SRC@ROOT.
 
     \b
     Examples:
@@ -648,6 +654,7 @@ SOURCE = SourceKind(
     """,
     options=TableOptions,
     of_files=True,
+    reads_zip=True,
     recognize=recognize_table,
     source=Table,
 )

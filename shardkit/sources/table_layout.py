@@ -66,6 +66,9 @@ def recognize_table(seen: Overview) -> Iterator[Recognition]:
         for file in set(_METADATA).intersection(seen.files(top)):
             yield Recognition(below(top, file), inside=below(top, file))
         folders = _folders(seen, top)
+        if seen.files(top, (".csv", ".tsv")):
+            zips = (below(top, name) for name in seen.files(top, ".zip")[:_MOST_LISTS])
+            folders += [folder for name in zips for folder in _folders(seen, name)]
         for file in (*seen.files(top, (".csv", ".tsv")), *_lists(seen, top)) if folders else ():
             if not _NO_DATA.match(file):
                 yield from _list_of(seen, below(top, file), folders)

@@ -14,7 +14,7 @@ from typing import IO, Any, Concatenate, ParamSpec, TypeVar, cast
 from shardkit.contracts import Range
 from shardkit.errors import BadImage, UsageError
 from shardkit.sources import arrow_reader
-from shardkit.sources.inputs import require_rows
+from shardkit.sources.inputs import InputFiles, find_files, require_rows
 from shardkit.sources.library_process import call
 from shardkit.sources.table_text import (
     DETECTED,
@@ -25,8 +25,8 @@ from shardkit.sources.table_text import (
     opened,
     rows_of_text,
 )
-from shardkit.system.files import read_small
-from shardkit.system.text import quoted
+from shardkit.sources.zip_file import Member, ZipFolder, zip_folder
+from shardkit.system.text import name_list, quoted
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -43,6 +43,20 @@ Row = tuple[int, dict[str, Any] | str]
 
 _ROWS = 10_000
 """Rows of a Parquet file to read at once."""
+
+
+def find_tables(path: str | Path) -> InputFiles:
+    """Return the tables that a path names: files, or one in a zip archive."""
+    place = zip_folder(path)
+    if place is None:
+        return find_files(path, SUFFIXES)
+    if isinstance(place.content(), Member):
+        return InputFiles((str(path),), (os.path.basename(path),), ())
+    tables = [name for name, _ in ZipFolder(place.path).members() if name.endswith(_NAMED)]
+    raise UsageError(
+        f"{path} is not a table: {place.path} has {name_list(tables) or 'none'}",
+        remedy=f"name one, such as {place.path}/{tables[0]}" if tables else None,
+    )
 
 
 def is_text(path: str) -> bool:
@@ -116,7 +130,11 @@ def _text_rows(path: str, given: Dialect) -> Iterator[Row]:
 def _records(path: str) -> Iterator[Row]:
     """Yield the objects in a list, the whole of a JSON file."""
     try:
-        rows = json.loads(read_small(Path(path).resolve(), _MOST_JSON))
+        with opened(path) as file:
+            text = bytes(file.buffer.read(_MOST_JSON + 1))
+        if len(text) > _MOST_JSON:
+            raise ValueError(f"it is larger than {_MOST_JSON:,} bytes")
+        rows = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} cannot be read: {error}", remedy="write it as JSON lines, and end it in .jsonl"
@@ -170,6 +188,8 @@ def _parquet(
     *args: _P.args,
     **kwargs: _P.kwargs,
 ) -> _R:
+    if zip_folder(path):
+        raise UsageError(f"{path} is in an archive", remedy="unpack this file, and name it")
     try:
         stamp = os.stat(path).st_mtime_ns
         return call(function, os.path.abspath(path), stamp, *args, **kwargs)

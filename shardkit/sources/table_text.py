@@ -18,6 +18,7 @@ from typing import IO, Any, AnyStr, Generic, NamedTuple
 
 from shardkit.errors import ConversionFailed, UsageError, setting
 from shardkit.sources.images import has_image_suffix
+from shardkit.sources.zip_file import open_member, zip_folder
 from shardkit.system.files import open_regular
 from shardkit.system.formatting import size
 from shardkit.system.text import quoted
@@ -92,7 +93,8 @@ def stated(delimiter: str | None, encoding: str | None, no_quotes: bool) -> Dial
 def dialect_of(path: str, given: Dialect = DETECTED) -> Dialect:
     """Return how a file is written."""
     try:
-        status = os.stat(path)
+        archive = zip_folder(path)
+        status = os.stat(archive.path if archive else path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     return _detect(path, given, (status.st_mtime_ns, status.st_size))
@@ -182,9 +184,10 @@ def _with_whole_header(rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[
 
 
 def opened(path: str, encoding: str | None = _UTF8) -> io.TextIOWrapper:
-    """Open a text file; bytes that are not UTF-8 become lone surrogates."""
+    """Open a text file, perhaps in an archive; bytes that are not UTF-8 become lone surrogates."""
     try:
-        raw = open_regular(Path(os.path.realpath(path)))
+        archive = zip_folder(path)
+        raw = open_member(archive) if archive else open_regular(Path(os.path.realpath(path)))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     errors = "surrogateescape" if encoding == _UTF8 else "strict"

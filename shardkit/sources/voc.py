@@ -20,7 +20,6 @@ from shardkit.options import option
 from shardkit.record import NO_LABEL
 from shardkit.sources.annotated import SIZE, AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
-from shardkit.sources.image_files import read_file
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.labels import LabelValues, checked_label, classes_option, read_classes
 from shardkit.sources.named_files import NamedListing, names_in
@@ -96,12 +95,10 @@ class Voc(AnnotatedSource):
                 row = below(self._annotations, f"{name}.xml")
                 image = None
                 try:
-                    _, status = annotations.find(f"{name}.xml")
-                    if status.st_size > _MAX_XML:
-                        raise BadImage(f"its annotation has {status.st_size:,} bytes")
-                    path = str(self.path / self._annotations / as_name(f"{name}.xml"))
-                    content = read_file(path, status.st_size, status.st_mtime_ns, image=False)
-                    tree = parse(content)
+                    found = annotations.find(f"{name}.xml")
+                    if found.size > _MAX_XML:
+                        raise BadImage(f"its annotation has {found.size:,} bytes")
+                    tree = parse(annotations.read(found, image=False))
                     stated = (tree.findtext("filename") or "").strip() or f"{name}.jpg"
                     image = _image_of(by_id.get(name, ()), stated)
                     if image != stated and Path(name).name not in (stated, Path(stated).stem):

@@ -22,7 +22,6 @@ from shardkit.kinds.field import Field
 from shardkit.record import NO_LABEL, Record
 from shardkit.sources.annotated import UPRIGHT, AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
-from shardkit.sources.image_files import read_file
 from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.named_files import NamedListing, Names, is_below
@@ -182,18 +181,16 @@ class Yolo(AnnotatedSource):
     def _labels(self, names: Names, image: str, label: str, found: _Found) -> dict[str, Any]:
         """Return the values of an image: fractions of the picture."""
         try:
-            _, status = names.find(label)
+            file = names.find(label)
         except BadImage:
-            if os.path.lexists(os.path.join(self.root, as_name(label))):
+            if names.has(label):
                 raise
             found.bare.append(image)
             text = ""
         else:
-            if status.st_size > _MOST_LABELS:
-                raise BadImage(f"its labels have {status.st_size:,} bytes")
-            path = os.path.join(self.root, as_name(label))
-            data = read_file(path, status.st_size, status.st_mtime_ns, image=False)
-            text = data.decode("utf-8-sig", "replace")
+            if file.size > _MOST_LABELS:
+                raise BadImage(f"its labels have {file.size:,} bytes")
+            text = names.read(file, image=False).decode("utf-8-sig", "replace")
         values: dict[str, Any] = {"boxes": []}
         polygons = []
         points: list[list[float]] = []

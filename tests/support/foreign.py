@@ -505,6 +505,15 @@ def make_zip(folder: Path, images: Images, *, packed: bool = False) -> Path:
     return folder / "photos.zip"
 
 
+def make_table_in_zip(folder: Path, images: Images) -> Path:
+    """Write a zip archive of images and of the table that lists them."""
+    path = make_zip(folder, images)
+    with ZipFile(path, "a", ZIP_DEFLATED) as archive:
+        rows = (f"{name},{class_of(name)}\n" for name in images)
+        archive.writestr("table.csv", f"path,class\n{''.join(rows)}")
+    return path / "table.csv"
+
+
 def spoil_zip(path: Path, image: str) -> None:
     """Overwrite the content of a member."""
     with ZipFile(path) as archive:
@@ -624,6 +633,13 @@ MAKERS = {
     "yolo": Maker("yolo", make_yolo, spoil_yolo, _SMALL, labels=False),
     "voc": Maker("voc", make_voc, spoil_voc, _SMALL, labels=False),
     "table": Maker("table", make_table, spoil_named, _SMALL, _NAMED),
+    "table in zip": Maker(
+        "table",
+        make_table_in_zip,
+        lambda path, image: spoil_zip(path.parent, image),
+        _SMALL,
+        _NAMED,
+    ),
     "zip": Maker("zip", make_zip, spoil_zip, _SMALL),
     "zip packed": Maker("zip", partial(make_zip, packed=True), spoil_zip, _SMALL, in_place=False),
     "npz": Maker("npy", partial(make_npz, packed=True), spoil_npz, _SMALL, pixels=True),

@@ -384,9 +384,9 @@ def test_what_cannot_be_read_gets_another_way(tmp_path: Path) -> None:
         source = make_tree(tmp_path / names[0] / "py", dict.fromkeys(names, b"\x80"))
         facts = (source, "torchvision.datasets.CIFAR10", str(source.parent))
         refuses(2, "convert", source, "DST", "--to", "lmdb", facts=facts)
-    source = make_tree(tmp_path / "zip", {"t.csv": b"path\n1.jpg\n", "i.zip": b"PK"})
-    words = ("--to", "lmdb", "--image", "path", "--root", source / "i.zip")
-    refuses(2, "convert", "table", source / "t.csv", "DST", *words, facts=("i.zip", "unpack"))
+    source = make_tree(tmp_path / "tar", {"t.csv": b"path\n1.jpg\n", "i.tar": b"PK"})
+    words = ("--to", "lmdb", "--image", "path", "--root", source / "i.tar")
+    refuses(2, "convert", "table", source / "t.csv", "DST", *words, facts=("i.tar", "unpack"))
 
 
 def test_parts_of_a_listed_set_are_no_classes(tmp_path: Path) -> None:
