@@ -34,18 +34,9 @@ UNREADABLE_FOLDER = "the folder cannot be read"
 
 _OF_SYSTEMS = frozenset(
     (
-        *(
-            "__macosx",
-            "icon\r",
-            "@eadir",
-            "@tmp",
-            "@recycle",
-            "#recycle",
-            "#snapshot",
-            "lost+found",
-        ),
-        *("@recently-snapshot", "$recycle.bin", "system volume information", "__pycache__"),
-        *("thumbs.db", "ehthumbs.db", "desktop.ini"),
+        *("__macosx", "icon\r", "@eadir", "@tmp", "@recycle", "#recycle", "#snapshot"),
+        *("lost+found", "@recently-snapshot", "$recycle.bin", "system volume information"),
+        *("__pycache__", "thumbs.db", "ehthumbs.db", "desktop.ini"),
     )
 )
 """Names, in lower case, of what macOS, network storage, Windows, file systems and Python create."""

@@ -643,7 +643,8 @@ SOURCE = SourceKind(
     photos.zip/train.csv. File names are relative to --root and must stay below it. Hugging Face's
     metadata files need no options: file_name is the image, and columns such as mask_file_name are
     files, too. Missing files, repeated rows and rows that cannot be read are reported, and so are
-    files below --root that the table does not list. For verify and repair, give a root folder elsewhere as SRC@ROOT.
+    files below --root that the table does not list. For verify and repair, give a root folder
+    elsewhere as SRC@ROOT.
 
     \b
     Examples:

@@ -409,8 +409,8 @@ def test_a_table_next_to_a_zip_archive_is_not_lost(tmp_path: Path) -> None:
         archive.writestr("train/1.jpg", JPEG)
     done = run_main("convert", tmp_path / "src", "DST", "--to", "lmdb", "--dry-run", "--json")
     assert json.loads(done.stdout)["not_read"] == ["a.txt"]
-    make_tree(tmp_path / "src", {"train.csv": b"id,label\n1,a\n"})
-    facts = ("train.csv", "convert zip", "i.zip")
+    make_tree(tmp_path / "src", {"train.csv": b"id,label\n9,a\n"})
+    facts = ("train.csv", "convert zip", "convert table", "i.zip")
     refuses(2, "convert", tmp_path / "src", "DST", "--to", "lmdb", facts=facts)
 
 
