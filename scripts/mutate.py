@@ -39,9 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "shardkit"
 DEADLINE = 900
 PYTEST = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not measures"]
-PYTEST += ["--timeout=120", "--cpu-limit=inf"]
-NOT_APPLIED = 99
-"""Exit status of a fork besides those of pytest."""
+PYTEST += ["--timeout=120", "--cpu-limit=inf", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 
 _PAIRS: tuple[tuple[Any, Any], ...] = (
     (ast.Lt, ast.LtE),
@@ -179,7 +177,7 @@ def outcome(mutant: Mutation, tests: Sequence[str]) -> str:
             os.waitpid(child, 0)
             return "hangs"
         code = os.waitstatus_to_exitcode(status)
-        if code == NOT_APPLIED:
+        if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
             return "cannot be tried"
         if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             return "killed"
@@ -187,11 +185,10 @@ def outcome(mutant: Mutation, tests: Sequence[str]) -> str:
 
 
 def _test(mutant: Mutation, suite: Sequence[str]) -> NoReturn:
-    code = NOT_APPLIED
+    code = int(pytest.ExitCode.INTERNAL_ERROR)
     try:
         os.setpgid(0, 0)
         apply(mutant)
-        code = pytest.ExitCode.INTERNAL_ERROR
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
