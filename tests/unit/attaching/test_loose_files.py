@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import encoded, exif, invoke, jpeg, make_tree, picture, png, run_main, tree
+from helpers import encoded, exif, invoke, jpeg, make_tree, picture, png, run_main
 from PIL import Image
 from refusals import refused, refuses
 from stated import restate_json
@@ -87,26 +87,6 @@ def by_pillow(path: Path) -> np.ndarray[Any, Any]:
 
 def findings(index: Path, **options: Any) -> dict[str, str]:
     return {each.file: each.reason for each in verify(index, **options).findings}
-
-
-def test_has_the_pixels_that_pillow_decodes(index: Path, photos: Path) -> None:
-    dataset = open_dataset(index, decode="numpy")
-    assert set(dataset.paths) == set(FILES)
-    assert dataset.classes == ["cat", "dog"]
-    for row, path in enumerate(dataset.paths):
-        pixels, label = dataset[row]
-        assert np.array_equal(pixels, by_pillow(photos / path)), path
-        assert dataset.classes[label] == path.split("/")[0]
-
-
-def test_crops_are_those_of_pillow(index: Path, photos: Path) -> None:
-    dataset = open_dataset(index, decode=CenterCrop(12))
-    rows = [4, 2, 0, 0]  # of sides that halving makes no odd ones
-    for row, (image, _) in zip(rows, dataset[rows], strict=True):
-        whole = by_pillow(photos / dataset.paths[row])
-        top, left = ((side - 12) // 2 for side in whole.shape[:2])
-        expected = whole[top : top + 12, left : left + 12]
-        assert np.array_equal(image.permute(1, 2, 0).numpy(), expected), dataset.paths[row]
 
 
 def test_equals_the_converted_dataset(index: Path, photos: Path, tmp_path: Path) -> None:
@@ -352,18 +332,6 @@ def test_a_dataset_with_shards_has_no_times_of_files(index: Path, photos: Path) 
     restate_json(made, change)
     with refused(CorruptDataset, "index/times.npy"):
         open_dataset(made)
-
-
-def test_leaves_the_folder_as_it_is(photos: Path, tmp_path: Path) -> None:
-    before = tree(photos)
-    for folder in (photos, *photos.rglob("*")):
-        folder.chmod(0o555 if folder.is_dir() else 0o444)
-    attached(photos, tmp_path / "index", workers=2)
-    assert verify(tmp_path / "index").ok
-    _ = open_dataset(tmp_path / "index")[:]
-    for folder in (photos, *photos.rglob("*")):
-        folder.chmod(0o755)
-    assert tree(photos) == before
 
 
 def test_wrong_uses(index: Path, photos: Path, tmp_path: Path) -> None:

@@ -400,20 +400,6 @@ def test_wrong_bytes_are_fetched_again_or_refused(bucket: Bucket, source: Path) 
     assert SECRET not in str(error.value)
 
 
-@pytest.mark.slow
-def test_slurm_numbers_the_tasks(
-    bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = ("--to", "lmdb", "--shard-samples", 4, "--plan-only")
-    assert (
-        f"shardkit commit {URL}" in invoke("convert", "imagefolder", source, URL, *options).output
-    )
-    for number in range(3):
-        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(number))
-        assert f"task {number} of 3: shard-00000{number}.lmdb" in invoke("work", URL).output
-    assert f"published {URL}\n" in invoke("commit", URL).output
-
-
 def test_wrong_use(bucket: Bucket, source: Path) -> None:
     plan(source)
     empty = f"s3://{BUCKET}/empty"

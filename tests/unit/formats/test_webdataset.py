@@ -104,26 +104,6 @@ def test_tarfile_finds_what_we_wrote(content: list[Record]) -> None:
 
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="there is no tar command")
-def test_a_tar_of_the_tar_command_with_folders_is_read(tmp_path: Path) -> None:
-    members = {"cat/a.jpg": b"A", "cat/a.cls": b"0", "cat/deep/b.jpg": b"B", "dog/ü.jpg": b"C"}
-    for name, content in members.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    command = [
-        "tar",
-        "--sort=name",
-        "-cf",
-        str(tmp_path / "t.tar"),
-        "-C",
-        str(tmp_path),
-        "cat",
-        "dog",
-    ]
-    subprocess.run(command, check=True)
-    assert fields_by_name(tmp_path / "t.tar") == members
-
-
-@pytest.mark.skipif(shutil.which("tar") is None, reason="there is no tar command")
 def test_a_sparse_member_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "a.bin").open("wb") as file:
         file.truncate(1 << 20)

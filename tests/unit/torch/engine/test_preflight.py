@@ -242,18 +242,6 @@ def test_a_lack_of_file_file_descriptors_is_reported(
     assert descriptor_problem(2**40) is None
 
 
-def test_the_soft_limit_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def getrlimit(which: int) -> tuple[int, int]:
-        asked.append(which)
-        return 100, 10**6
-
-    monkeypatch.setattr(resource, "getrlimit", getrlimit)
-    assert descriptor_problem(50) is not None
-    assert asked == [resource.RLIMIT_NOFILE]
-
-
 # What loaders make of it.
 
 
