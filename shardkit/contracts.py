@@ -837,7 +837,7 @@ def _refuse_shards(path: Path) -> None:
 
 
 class Range(NamedTuple):
-    """A piece of a file: ``length`` bytes from ``offset`` on."""
+    """A range of a file: ``length`` bytes from ``offset`` on."""
 
     offset: int
     length: int
@@ -943,7 +943,7 @@ def stated_arrays(meta: Mapping[str, Any]) -> Mapping[str, Field]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pieces:
+class Chunks:
     """Functions to work on a part of a shard, for formats that store records one after another.
 
     Conversions use them to distribute one shard among several processes.
@@ -988,7 +988,7 @@ class Format:
     read: Callable[[Path], ShardReader]
     """Opens a finished shard."""
 
-    pieces: Pieces | None = None
+    chunks: Chunks | None = None
     """Allows several processes to work on one shard; None if the format does not permit that."""
 
 

@@ -416,7 +416,7 @@ def _finish(work: Work[IndexTask], plan: _AttachPlan) -> AttachedManifest:
         archives=split.folder,
         others=[TIMES] * plan.loose,
     )
-    return cast(AttachedManifest, assembly.finish([work.piece()]))
+    return cast(AttachedManifest, assembly.finish([work.group()]))
 
 
 def _times(work: Work[IndexTask]) -> Iterator[int]:

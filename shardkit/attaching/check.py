@@ -61,7 +61,7 @@ def _rows(index: Index, rows: range) -> Iterator[_Row]:
     try:
         times = index.times()
         start = rows.start
-        for part in index.pieces(rows):
+        for part in index.in_parts(rows):
             stop = start + len(part.rows)
             stored = times[start:stop].tolist()
             yield from map(_Row, range(start, stop), part.keys, part.paths, part.rows, stored)
@@ -122,7 +122,7 @@ def check_attached(task: ShardCheck) -> CheckedShard:
     def parts() -> Iterator[IndexPart]:
         nonlocal rows
         with suppress(CorruptDataset, ValueError):  # found by the check of the index
-            for part in task.index.pieces(range(task.start, task.start + task.entry.rows)):
+            for part in task.index.in_parts(range(task.start, task.start + task.entry.rows)):
                 rows += len(part.rows)
                 yield part
 

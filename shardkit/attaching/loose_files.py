@@ -32,7 +32,7 @@ from shardkit.system.text import as_command, quoted
 
 _AT_ONCE = 32
 """Files that a thread has open at once: 16 threads use half of the usual 1,024 of a process. Their
-images take 10 ms to decode, so that a call for each piece does not matter."""
+images take 10 ms to decode, so that a call for each run does not matter."""
 
 _LARGE = 1 << 20
 """Size in bytes above which a file is opened to see that it has as many, before memory is reserved
@@ -217,7 +217,7 @@ class LooseRows(BatchShards, Sequence[ShardFile]):
         """Return this."""
         return self
 
-    def pieces(self) -> Iterator[tuple[slice, npt.NDArray[np.int32]]]:
+    def runs(self) -> Iterator[tuple[slice, npt.NDArray[np.int32]]]:
         """Yield rows, and the descriptor of each one's file, open until the next rows."""
         for start in range(0, len(self), _AT_ONCE):
             part = slice(start, min(start + _AT_ONCE, len(self)))

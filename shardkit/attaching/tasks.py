@@ -72,7 +72,7 @@ class IndexTask(Task):
 
     def indexed(self, index: Index, rows: range) -> Iterator[tuple[object, ...]]:
         """Yield what `listed` would return for the images of rows."""
-        for part in index.pieces(rows):
+        for part in index.in_parts(rows):
             yield from zip(part.keys, part.paths, part.rows["label"].tolist(), strict=True)
 
 
@@ -137,7 +137,7 @@ class FolderTask(IndexTask):
 
     def indexed(self, index: Index, rows: range) -> Iterator[tuple[object, ...]]:
         """Yield also sizes and times."""
-        sizes = (size for part in index.pieces(rows) for size in part.rows["length"].tolist())
+        sizes = (size for part in index.in_parts(rows) for size in part.rows["length"].tolist())
         times = index.times()[rows.start : rows.stop].tolist()
         for texts, size, time in zip(super().indexed(index, rows), sizes, times, strict=True):
             yield *texts, size, time

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.conversion.assemble import Assembly, Piece
+from shardkit.conversion.assemble import Assembly, ShardGroup
 from shardkit.conversion.engine import Parts
 from shardkit.dataset.index import IndexPart
 from shardkit.dataset.index_reader import IndexReader
@@ -163,11 +163,11 @@ def link_stores(
     """
     first = stores[0].manifest
     starts = accumulate((len(store.manifest.shards) for store in stores), initial=0)
-    pieces = [_link_shards(*pair, folder) for pair in zip(stores, starts, strict=False)]
+    groups = [_link_shards(*pair, folder) for pair in zip(stores, starts, strict=False)]
     entries = [entry for store in stores for entry in entries_of(store.manifest)]
     paths = [store.path for store in stores]
     if new is not None:
-        pieces += new.pieces
+        groups += new.groups
         entries += new.entries
         paths.append(folder)
     assembly = Assembly(
@@ -179,10 +179,10 @@ def link_stores(
         source=source_of(entries),
         software=entries[-1].software,
     )
-    return assembly.finish(pieces, partial(_in_several, paths))
+    return assembly.finish(groups, partial(_in_several, paths))
 
 
-def _link_shards(dataset: OpenedDataset, first: int, folder: Path) -> Piece:
+def _link_shards(dataset: OpenedDataset, first: int, folder: Path) -> ShardGroup:
     """Link the shards of a dataset, as those from a number on, and return what they contribute."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest = dataset.manifest
@@ -194,7 +194,7 @@ def _link_shards(dataset: OpenedDataset, first: int, folder: Path) -> Piece:
         shards.append(replace(shard, name=name))
     if not first and is_file(dataset.path, FACTS_NAME):  # of the first rows, which stay
         link_file(dataset.path, FACTS_NAME, folder / FACTS_NAME)
-    return Piece(
+    return ShardGroup(
         shards=shards,
         index=_index(dataset),
         notes=manifest.notes,
@@ -230,7 +230,7 @@ def link_file(folder: Path, name: str, goal: Path, size: int | None = None) -> N
 
 def _index(dataset: OpenedDataset) -> Iterator[IndexPart]:
     """Yield the index of a dataset in parts, after comparing its files with the manifest."""
-    yield from IndexReader(dataset, verify=True).complete().pieces()
+    yield from IndexReader(dataset, verify=True).complete().in_parts()
 
 
 def _ignored(dataset: OpenedDataset) -> Iterator[Problem]:

@@ -70,7 +70,7 @@ class TableValues(FieldValues):
     ) -> None:
         self.path = str(path)
         self._folder = TemporaryFolder()
-        self._spool = _Pieces(str(self._folder.path / "values"))
+        self._spool = _Ranges(str(self._folder.path / "values"))
         self._kept = parse_keep(",".join(fields), "field", labels=True)
         self._text = is_text(self.path)
         columns = columns_of(self.path)
@@ -109,10 +109,8 @@ class TableValues(FieldValues):
     def read_together(self, rows: Sequence[int]) -> Sequence[Mapping[str, Any]]:
         """Return the values of rows; parsing them together takes a third of the time."""
         listed = [row for row in rows if self._offsets[row] != _NONE]
-        pieces = (
-            self._spool.read(int(self._offsets[row]), int(self._sizes[row])) for row in listed
-        )
-        stored = dict(zip(listed, json.loads(b"[%b]" % b",".join(pieces)), strict=True))
+        texts = (self._spool.read(int(self._offsets[row]), int(self._sizes[row])) for row in listed)
+        stored = dict(zip(listed, json.loads(b"[%b]" % b",".join(texts)), strict=True))
         return [self._found(stored[row]) if row in stored else {} for row in rows]
 
     def _found(self, stored: Sequence[Any]) -> Mapping[str, Any]:
@@ -162,7 +160,7 @@ class TableValues(FieldValues):
         unknown: list[str] = []
         unknown_count = rows = 0
         with open(self._spool.path, "xb") as file:
-            for part in _pieces(rows_of(self.path, self._used)):
+            for part in _batches(rows_of(self.path, self._used)):
                 rows += len(part)
                 keys = [self._key_of(line, row) for line, row in part]
                 for (line, row), key, found in zip(part, keys, finder.find(keys), strict=True):
@@ -238,8 +236,8 @@ class TableValues(FieldValues):
         return checked(schema)
 
 
-class _Pieces:
-    """The pieces of a file, which is opened on first use. Pickled, it is the path."""
+class _Ranges:
+    """Ranges of a file, which is opened on first use. Pickled, it is the path."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -250,8 +248,8 @@ class _Pieces:
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         return os.pread(self._descriptor, size, offset)
 
-    def __reduce__(self) -> tuple[type[_Pieces], tuple[str]]:
-        return _Pieces, (self.path,)
+    def __reduce__(self) -> tuple[type[_Ranges], tuple[str]]:
+        return _Ranges, (self.path,)
 
     def __del__(self) -> None:
         if self._descriptor is not None:
@@ -363,7 +361,7 @@ _SALT = "\0"
 """Appended to a text for its second hash."""
 
 
-def _pieces(rows: Iterable[Any]) -> Iterator[list[Any]]:
+def _batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
     part: list[Any] = []
     for row in rows:
         part.append(row)

@@ -332,7 +332,7 @@ class _Change:
         build(works, plan, staging, self.builder)
         layers = {}
         for (split, dataset), work in zip(self.datasets.items(), works, strict=True):
-            manifest = assembly(work, plan).finish([work.piece()])
+            manifest = assembly(work, plan).finish([work.group()])
             require_same_rows(dataset.manifest, manifest)
             save_manifest(manifest, work.folder)
             layer = as_layer(manifest, work.folder, self.operation)

@@ -110,18 +110,18 @@ def _existing(
             for entry in scan.splits[split].entries if split in scan.splits else ():
                 paths.add(entry.path)
                 keys.add(entry.key)
-        for piece in chain.from_iterable(index.pieces() for index in indexes):
-            paths.add_all(piece.paths)
-            keys.add_all(piece.keys)
+        for part in chain.from_iterable(index.in_parts() for index in indexes):
+            paths.add_all(part.paths)
+            keys.add_all(part.keys)
         same_paths = paths.repeated()
         same_keys = keys.repeated()
         sizes = dict[str, int]()
         stored_keys = set[str]()
         some = indexes if same_paths or same_keys else ()
-        for piece in chain.from_iterable(index.pieces() for index in some):
-            lengths = zip(piece.paths, piece.rows["length"].tolist(), strict=True)
+        for part in chain.from_iterable(index.in_parts() for index in some):
+            lengths = zip(part.paths, part.rows["length"].tolist(), strict=True)
             sizes.update((path, size) for path, size in lengths if hash(path) in same_paths)
-            stored_keys.update(key for key in piece.keys if hash(key) in same_keys)
+            stored_keys.update(key for key in part.keys if hash(key) in same_keys)
         existing |= dict.fromkeys(group, (sizes, stored_keys))
     return existing
 

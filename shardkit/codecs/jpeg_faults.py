@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.libjpeg import JpegError, decode_jpeg, read_header
-from shardkit.codecs.structure import jpeg_pieces
+from shardkit.codecs.structure import jpeg_segments
 
 Pixels = npt.NDArray[np.uint8]
 
 _EXTRA = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
 _HARMLESS = re.compile(
-    # Bytes before a restart marker are different: a piece of the scan ended early.
+    # Bytes before a restart marker are different: a part of the scan ended early.
     r"Corrupt JPEG data: \d+ extraneous bytes before marker 0x(?!d[0-7])"
     r"|Corrupt JPEG data: bad ICC marker"
     r"|Unknown Adobe color transform code"
@@ -52,15 +52,15 @@ def jpeg_loss(data: bytes, warning: str) -> str:
     """
     if not _HARMLESS.match(warning):
         return warning
-    pieces = jpeg_pieces(data)
-    warning = _first_warning(pieces)
+    segments = jpeg_segments(data)
+    warning = _first_warning(segments)
     tries = 0
     while (extra := _EXTRA.match(warning)) and _HARMLESS.match(warning):
         size = int(extra[1])
         marker = int(extra[2], 16)
-        for at in _scans_before(pieces, marker, size):
+        for at in _scans_before(segments, marker, size):
             tries += 1
-            shorter = _replaced(pieces, at, pieces[at][:-size])
+            shorter = _replaced(segments, at, segments[at][:-size])
             next_warning = _first_warning(shorter)
             if next_warning != warning:
                 break
@@ -68,48 +68,48 @@ def jpeg_loss(data: bytes, warning: str) -> str:
                 return warning
         else:
             return warning
-        if not _is_whole(pieces, at, size):
+        if not _is_whole(segments, at, size):
             return warning
-        pieces = shorter
+        segments = shorter
         warning = next_warning
     return "" if _HARMLESS.match(warning) else warning
 
 
-def _scans_before(pieces: list[bytes], marker: int, size: int) -> list[int]:
+def _scans_before(segments: list[bytes], marker: int, size: int) -> list[int]:
     """Return the positions of scans of more than ``size`` bytes that precede a ``marker``."""
     return [
         at
-        for at, (scan, after) in enumerate(pairwise(pieces))
+        for at, (scan, after) in enumerate(pairwise(segments))
         if scan[1] == 0xDA and after[1] == marker and len(scan) > size
     ]
 
 
-def _replaced(pieces: list[bytes], at: int, piece: bytes) -> list[bytes]:
-    return [*pieces[:at], piece, *pieces[at + 1 :]]
+def _replaced(segments: list[bytes], at: int, segment: bytes) -> list[bytes]:
+    return [*segments[:at], segment, *segments[at + 1 :]]
 
 
-def _is_whole(pieces: list[bytes], at: int, size: int) -> bool:
+def _is_whole(segments: list[bytes], at: int, size: int) -> bool:
     """Return whether a scan is complete without its last ``size`` bytes.
 
     A Huffman encoder pads the last byte with ones, while a decoder misled by damage stops anywhere.
     """
-    scan = pieces[at]
+    scan = segments[at]
     if len(set(scan[-size:])) == 1:
         return True  # plain padding
-    if any(piece[1] in _ARITHMETIC for piece in pieces):
+    if any(segment[1] in _ARITHMETIC for segment in segments):
         return False  # its last byte proves nothing
     end = len(scan) - size
     for _ in range(_READ_AHEAD):
-        if isinstance(_decoded(_replaced(pieces, at, scan[: end - 1])), str):
+        if isinstance(_decoded(_replaced(segments, at, scan[: end - 1])), str):
             break
         end -= 1
     if scan[end - 2 : end] == b"\xff\0":
         return True  # a byte of ones, stuffed
-    trimmed = _decoded(_replaced(pieces, at, scan[:end]))
+    trimmed = _decoded(_replaced(segments, at, scan[:end]))
     for bit in range(8):
         last = scan[end - 1] ^ 1 << bit
         stuffed = scan[: end - 1] + bytes((last, 0) if last == 0xFF else (last,))
-        other = _decoded(_replaced(pieces, at, stuffed))
+        other = _decoded(_replaced(segments, at, stuffed))
         if isinstance(trimmed, str) or isinstance(other, str) or not np.array_equal(trimmed, other):
             return True  # the bit is data, and all below are ones
         if not scan[end - 1] >> bit & 1:
@@ -117,15 +117,15 @@ def _is_whole(pieces: list[bytes], at: int, size: int) -> bool:
     return True
 
 
-def _first_warning(pieces: list[bytes]) -> str:
+def _first_warning(segments: list[bytes]) -> str:
     """Return libjpeg's first warning or error about an image, or ""."""
-    decoded = _decoded(pieces, at_least=(1, 1))
+    decoded = _decoded(segments, at_least=(1, 1))
     return decoded if isinstance(decoded, str) else ""
 
 
-def _decoded(pieces: list[bytes], at_least: tuple[int, int] = (0, 0)) -> Pixels | str:
+def _decoded(segments: list[bytes], at_least: tuple[int, int] = (0, 0)) -> Pixels | str:
     """Return the pixels of an image, or libjpeg's first warning."""
-    data = b"".join(pieces)
+    data = b"".join(segments)
     try:
         colors = "CMYK" if read_header(data)[2] else "RGB"
         return decode_jpeg(data, colors, at_least=at_least)

@@ -92,7 +92,7 @@ def jpeg_header(data: bytes) -> JpegHeader:
     at = 2
     exif = 0
     coding = "no pixels"
-    pieces = [data[:2]]
+    segments = [data[:2]]
     while match := _MARKER.search(data, at):
         marker = match[0][1]
         start = match.start()
@@ -106,12 +106,12 @@ def jpeg_header(data: bytes) -> JpegHeader:
         is_exif = marker == 0xE1 and data[start + 4 : start + 9] == b"Exif\0"
         exif += is_exif
         if not is_exif or exif <= _MAX_EXIF:
-            pieces.append(data[start:at])
+            segments.append(data[start:at])
         if marker in _FRAMES and size > 2:
             coding = _coding(marker, data[start + 4])
         elif marker == _START_OF_SCAN:
             check_scans(data)
-            header = b"".join(pieces)
+            header = b"".join(segments)
             return JpegHeader(header, any(mark in header for mark in _SPEAKING), coding)
     raise BadImage("it is truncated or damaged in its header, before its first pixel")
 
@@ -145,7 +145,7 @@ def jpeg_coefficient_bytes(data: bytes | memoryview) -> int:
     return _BLOCK_BYTES * blocks * -(-width // across) * -(-height // down)
 
 
-def jpeg_pieces(data: bytes) -> list[bytes]:
+def jpeg_segments(data: bytes) -> list[bytes]:
     """Return the segments of a JPEG that its pixels need, each scan with its data.
 
     Metadata, bytes between the segments and bytes after the end are left out. A sequential scan's
@@ -153,34 +153,34 @@ def jpeg_pieces(data: bytes) -> list[bytes]:
     """
     at = 2
     sequential = True
-    pieces = [data[:2]]
+    segments = [data[:2]]
     while match := _MARKER.search(data, at):
         marker = match[0][1]
         start = match.start()
         at = match.end()
         if marker in _BORDERS:
-            pieces.append(match[0])
+            segments.append(match[0])
             if marker == _BORDERS[1]:
                 break
         if marker in _LONELY or marker in _BORDERS:
             continue
         at += int.from_bytes(data[at : at + 2], "big")
-        piece = data[start:at]
+        segment = data[start:at]
         if marker in _FRAMES:
             sequential = marker not in _PROGRESSIVE
         elif marker == _START_OF_SCAN:
             end = _SCAN_END.search(data, at)
             content = data[at : end.start() if end else len(data)]
             at += len(content)
-            piece = (piece[:-3] + b"\0\x3f\0" if sequential else piece) + content
+            segment = (segment[:-3] + b"\0\x3f\0" if sequential else segment) + content
         if marker not in _METADATA:
-            pieces.append(piece)
-    return pieces
+            segments.append(segment)
+    return segments
 
 
 def jpeg_has_end(data: bytes) -> bool:
     """Return whether a JPEG has the marker of its end."""
-    return jpeg_pieces(data)[-1] == b"\xff\xd9"
+    return jpeg_segments(data)[-1] == b"\xff\xd9"
 
 
 def tiff_frames(data: bytes) -> int:
@@ -263,14 +263,14 @@ def plain_png(data: bytes | memoryview) -> PlainPng | None:
     small = len(data) <= _PLAIN_BYTES and 0 < width * height * channels <= _PLAIN_BYTES
     if not small or data[:16] != b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR":
         return None
-    pieces: list[memoryview] = []
+    contents: list[memoryview] = []
     for at, kind, content in png_chunks(memoryview(data)):
         size = len(content)
         if kind == b"IEND":
-            return PlainPng(width, height, channels, b"".join(pieces)) if pieces else None
+            return PlainPng(width, height, channels, b"".join(contents)) if contents else None
         if kind == b"IDAT" and size:
-            pieces.append(content)
-        elif pieces or not (at == _SIGNATURE or _is_plain(kind, content)):
+            contents.append(content)
+        elif contents or not (at == _SIGNATURE or _is_plain(kind, content)):
             break
         checksum = int.from_bytes(data[at + 8 + size : at + 12 + size], "big")
         if zlib.crc32(content, zlib.crc32(kind)) != checksum:
@@ -293,10 +293,10 @@ def png_is_whole(data: bytes | memoryview) -> bool:
     unpacker = zlib.decompressobj()
     try:
         for _, kind, content in png_chunks(view):
-            piece: bytes | memoryview = content if kind == b"IDAT" else b""
-            while len(piece) and missing > 0:
-                missing -= len(unpacker.decompress(piece, _INFLATED))
-                piece = unpacker.unconsumed_tail
+            packed: bytes | memoryview = content if kind == b"IDAT" else b""
+            while len(packed) and missing > 0:
+                missing -= len(unpacker.decompress(packed, _INFLATED))
+                packed = unpacker.unconsumed_tail
         while missing > 0 and (rest := unpacker.decompress(unpacker.unconsumed_tail, _INFLATED)):
             missing -= len(rest)
     except zlib.error:  # after the last row, which Pillow ignores, or before it

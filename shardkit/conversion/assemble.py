@@ -31,7 +31,7 @@ from shardkit.system.text import quoted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class ShardGroup:
     """Neighboring shards of a dataset to assemble."""
 
     shards: Sequence[ShardEntry]
@@ -60,7 +60,9 @@ class Assembly:
     """Files of the index that are in the folder already."""
 
     def finish(
-        self, pieces: Sequence[Piece], repeated: Callable[[list[str]], UsageError] | None = None
+        self,
+        groups: Sequence[ShardGroup],
+        repeated: Callable[[list[str]], UsageError] | None = None,
     ) -> Manifest:
         """Write index and reports of all shards, in order; return the manifest to save with them.
 
@@ -71,7 +73,7 @@ class Assembly:
         labels = Counter[int]()
 
         def counted() -> Iterator[IndexPart]:
-            for part in chain.from_iterable(piece.index for piece in pieces):
+            for part in chain.from_iterable(group.index for group in groups):
                 present = part.counts(self.schema)
                 counts.update(present)
                 stored.update(_stored_names(part, self.schema, present))
@@ -80,16 +82,14 @@ class Assembly:
                 yield part
 
         names = [*save_index(counted(), self.folder, self.schema), *self.others]
-        bad = [problem for piece in pieces for problem in piece.skipped]
+        bad = [problem for group in groups for problem in group.skipped]
         skipped = _save_report(SKIPPED, bad, self.folder)
         ignored = _save_report(
-            IGNORED, chain.from_iterable(piece.ignored for piece in pieces), self.folder
+            IGNORED, chain.from_iterable(group.ignored for group in groups), self.folder
         )
-        notes = Counter[str]()
-        for piece in pieces:
-            notes.update(piece.notes)
+        notes = sum((Counter(group.notes) for group in groups), Counter[str]())
         names += [SKIPPED] * bool(skipped) + [IGNORED] * bool(ignored)
-        shards = [shard for piece in pieces for shard in piece.shards]
+        shards = [shard for group in groups for shard in group.shards]
         rows = sum(shard.rows for shard in shards)
         lacking = {name for name in self.schema if counts[name] < rows}
         index = Index(self.folder, rows, self.schema, lacking)

@@ -217,8 +217,8 @@ def _synced_sha256(path: Path) -> str:
 def _write_records(
     task: ShardTask, chunks: list[_Chunk], workers: Team, writer: ShardWriter, tally: _Tally
 ) -> list[_Start]:
-    """Write all chunks; return where in the file they start, if they are pieces of it."""
-    pieces = get_format(task.format).pieces
+    """Write all chunks; return where in the file they start, if these are chunks of it."""
+    encoding = get_format(task.format).chunks
     starts: list[_Start] = []
     meter = Meter()
     if task.workers == 1:
@@ -228,8 +228,8 @@ def _write_records(
             with _named_failures():
                 for record in prepared.records:
                     writer.write(record)
-            if pieces:
-                offset = pieces.append(writer, prepared.encoded)
+            if encoding:
+                offset = encoding.append(writer, prepared.encoded)
                 starts.append(_Start(len(tally.checksums), offset))
         tally.add(prepared.tally)
         size = sum(entry.bytes for entry in chunk.source.entries)
@@ -265,7 +265,7 @@ class _Chunk(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """The records of a chunk, encoded if the format has `Pieces`, and their counters."""
+    """The records of a chunk, encoded if the format has `Chunks`, and their counters."""
 
     records: list[Record]
     encoded: list[bytes]
@@ -326,11 +326,11 @@ def _prepare(chunk: _Chunk) -> _Prepared:
         pixels = chunk.schema[IMAGE].image_type if IMAGE in chunk.schema else RGB
         read = partial(_image_at, records, pixels)
         tally.observed.append(observer.observe(read, measuring[0][rows]))
-    pieces = get_format(chunk.format).pieces
-    if pieces is None:
+    encoding = get_format(chunk.format).chunks
+    if encoding is None:
         return _Prepared(records, [], tally)
     with _named_failures():
-        return _Prepared([], pieces.encode(records, chunk.spec), tally)
+        return _Prepared([], encoding.encode(records, chunk.spec), tally)
 
 
 @contextmanager

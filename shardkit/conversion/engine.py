@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from shardkit.conversion.assemble import Assembly, Piece
+from shardkit.conversion.assemble import Assembly, ShardGroup
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.disk import DiskReservation
@@ -64,12 +64,12 @@ class Work(Generic[_Task]):
         results = {task.part: self.results[task.part] for task in tasks}
         return replace(self, tasks=tasks, results=results, problems=(), ignored=())
 
-    def piece(self) -> Piece:
+    def group(self) -> ShardGroup:
         """Return what an assembly needs of the finished shards."""
         notes = Counter[str]()
         for result in self.results.values():
             notes.update(result.notes)
-        return Piece(
+        return ShardGroup(
             shards=self.shards,
             index=self._index(),
             notes=notes,
@@ -81,7 +81,7 @@ class Work(Generic[_Task]):
         for task, shard in zip(self.tasks, self.shards, strict=True):
             here = Index(task.part, shard.rows, task.schema), range(shard.rows)
             index, rows = self.indexes.get(task.part, here)
-            yield from index.pieces(rows)
+            yield from index.in_parts(rows)
 
 
 ShardWork = Work[ShardTask]
@@ -233,7 +233,7 @@ _FIX = f"Fix bad files, or leave them out with {setting('on_error', 'skip')}"
 
 
 def assembly(work: ShardWork, plan: Plan) -> Assembly:
-    """Return the assembly of a split's dataset, without its pieces."""
+    """Return the assembly of a split's dataset, without its shards."""
     split = plan.split(work.split)
     return Assembly(
         folder=work.folder,
@@ -249,7 +249,7 @@ def assembly(work: ShardWork, plan: Plan) -> Assembly:
 class Parts(NamedTuple):
     """Finished shards by the source that they were made from."""
 
-    pieces: list[Piece]
+    groups: list[ShardGroup]
     entries: list[PartEntry]
 
 
@@ -258,12 +258,12 @@ def parts_of(work: ShardWork, plan: Plan, *, first: int = 0) -> Parts:
     split = plan.split(work.split)
     classes = None if plan.scan.classes is None else len(plan.scan.classes)
     if split.original is None:
-        pieces = [work.piece()]
+        groups = [work.group()]
         sources = [split.meta["source"]]
         versions = [plan.software]
         starts = [first]
     else:
-        pieces = []
+        groups = []
         sources = []
         versions = []
         starts = []
@@ -271,24 +271,24 @@ def parts_of(work: ShardWork, plan: Plan, *, first: int = 0) -> Parts:
         ignored = split.original.ignored
         for part, rows in zip(split.original.parts, itertools.pairwise(split.starts), strict=True):
             start, stop = (bisect.bisect_left(split.cuts, row) for row in rows)
-            piece = work.of(work.tasks[start:stop]).piece()
-            skipped = [*part.skipped, *piece.skipped]
-            pieces.append(replace(piece, skipped=skipped, ignored=() if pieces else ignored))
+            group = work.of(work.tasks[start:stop]).group()
+            skipped = [*part.skipped, *group.skipped]
+            groups.append(replace(group, skipped=skipped, ignored=() if groups else ignored))
             sources.append(part.source)
             versions.append({**part.software, **here})
             starts.append(first + start)
     entries = [
         PartEntry(
-            shards=len(piece.shards),
+            shards=len(group.shards),
             first=start,
             classes=classes,
-            skipped=len(piece.skipped),
+            skipped=len(group.skipped),
             source=source,
             software=software,
         )
-        for piece, start, source, software in zip(pieces, starts, sources, versions, strict=True)
+        for group, start, source, software in zip(groups, starts, sources, versions, strict=True)
     ]
-    return Parts(pieces, entries)
+    return Parts(groups, entries)
 
 
 def finish(work: ShardWork, plan: Plan) -> Manifest:
@@ -298,10 +298,10 @@ def finish(work: ShardWork, plan: Plan) -> Manifest:
     """
     built = zip(work.tasks, work.shards, strict=True)
     save_observed(work.folder, [(task.part, shard.rows) for task, shard in built])
-    pieces, entries = parts_of(work, plan)
+    groups, entries = parts_of(work, plan)
     source = source_of(entries) if len(entries) > 1 else entries[0].source
     split = plan.split(work.split)
     if split.original is not None and CHANGED in split.original.source:
         source = {**source, CHANGED: split.original.source[CHANGED]}
     described = replace(assembly(work, plan), source=source, software=entries[-1].software)
-    return described.finish(pieces)
+    return described.finish(groups)

@@ -101,7 +101,7 @@ def _same_images(split: SplitPlan, plan: Plan, manifest: Manifest, folder: Path)
         return False
     compares_sizes = plan.scan.known and plan.scan.exact_sizes and plan.options.recipe.keeps_bytes
     kept = (entry for entry in split.source.entries if entry.path not in left_out)
-    for part in Index(folder, manifest.rows).pieces():
+    for part in Index(folder, manifest.rows).in_parts():
         labels = part.rows["label"].tolist()
         lengths = part.rows["length"].tolist()
         for path, label, length, entry in zip(part.paths, labels, lengths, kept, strict=False):

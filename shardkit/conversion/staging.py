@@ -556,8 +556,7 @@ def refuse_overlap(source: Source, target: Path) -> None:
         if overlap(target, path):
             raise UsageError(
                 f"{target} and the source {path} overlap",
-                remedy="choose a directory outside of it, or a smaller source folder (for "
-                f"tables and annotations: {setting('root')})",
+                remedy="choose a directory outside of it, or a smaller source folder",
             )
 
 

@@ -148,7 +148,7 @@ class ShardFile:
                 self._fail_within(offset, len(buffer), os.fstat(self.descriptor).st_size)
             done += part
 
-    def pieces(self, length: int, offsets: Sequence[int]) -> bytes:
+    def read_ranges(self, length: int, offsets: Sequence[int]) -> bytes:
         """Return the ranges of ``length`` bytes at ``offsets``, concatenated.
 
         Raises CorruptShard if the file ends before one.

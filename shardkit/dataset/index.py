@@ -92,8 +92,8 @@ _LARGEST_TEXT = 1 << 24
 _AT_ONCE = 1 << 16
 """Values hashed at a time."""
 
-_PIECE = 1 << 14
-"""Rows of `Index.pieces`: their keys, paths and entries take about 5 MB."""
+_PART_ROWS = 1 << 14
+"""Rows of `Index.in_parts`: their keys, paths and entries take about 5 MB."""
 
 Rows = npt.NDArray[np.void]
 """An array of `ROW`."""
@@ -241,7 +241,7 @@ class StringTable(Sequence[str]):
         data = wanted.encode(*_UTF8)
         for start in range(0, len(self), _RUN):
             stop = min(start + _RUN, len(self))
-            if data in self._piece(start, stop)[1]:
+            if data in self._span(start, stop)[1]:
                 for row, text in enumerate(self._run(start, stop), start):
                     if text == wanted:
                         return row
@@ -249,7 +249,7 @@ class StringTable(Sequence[str]):
 
     def _run(self, start: int, stop: int) -> list[str]:
         """Return the strings of neighboring rows, read in one piece."""
-        bounds, text = self._piece(start, stop)
+        bounds, text = self._span(start, stop)
         errors = self._errors
         try:
             return [
@@ -261,7 +261,7 @@ class StringTable(Sequence[str]):
                 remedy="to rebuild it from the shards, run `shardkit index`",
             ) from error
 
-    def _piece(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], bytes]:
+    def _span(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], bytes]:
         """Return the bounds of the strings of neighboring rows, and their text in one piece."""
         bounds = np.zeros(stop - start + 1, np.int64)
         if start:
@@ -315,10 +315,10 @@ class Index:
         return self._load(map_npy, entries_file(field), ROW, self._count)
 
     def entries(self, field: str = IMAGE) -> Iterator[Rows]:
-        """Yield the entries of all rows in pieces, one of which is in memory at a time."""
+        """Yield the entries of all rows in parts, one of which is in memory at a time."""
         entries = self._entries(field)
-        for start in range(0, self._count, _PIECE):
-            yield _part_of(entries, start, start + _PIECE)
+        for start in range(0, self._count, _PART_ROWS):
+            yield _part_of(entries, start, start + _PART_ROWS)
 
     def part(self, rows: slice = slice(None)) -> IndexPart:
         """Return the index of neighboring rows, in memory."""
@@ -331,11 +331,11 @@ class Index:
             {name: self.column(name).slice(start, stop) for name in columns_of(self._schema)},
         )
 
-    def pieces(self, rows: range | None = None) -> Iterator[IndexPart]:
-        """Yield the index of neighboring rows, or of all, one piece in memory at a time."""
+    def in_parts(self, rows: range | None = None) -> Iterator[IndexPart]:
+        """Yield the index of neighboring rows, or of all, one part in memory at a time."""
         rows = range(self._count) if rows is None else rows
-        for start in range(rows.start, rows.stop, _PIECE):
-            yield self.part(slice(start, min(start + _PIECE, rows.stop)))
+        for start in range(rows.start, rows.stop, _PART_ROWS):
+            yield self.part(slice(start, min(start + _PART_ROWS, rows.stop)))
 
     def counts(self) -> dict[str, int]:
         """Return the number of rows that have each field."""

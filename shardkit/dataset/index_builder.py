@@ -82,7 +82,7 @@ class ShardPart(NamedTuple):
     """Their rows among the records between the offsets."""
     start: int = 0
     stop: int | None = None
-    """Offsets in the file to read between, for a format with `shardkit.contracts.Pieces`."""
+    """Offsets in the file to read between, for a format with `shardkit.contracts.Chunks`."""
 
 
 def index_shard(
@@ -96,30 +96,30 @@ def index_shard(
     ``see`` gets the keys and checksums (`shardkit.record.checksums`) of some records at a time, in
     order. None for ``part`` reads all. Raises CorruptShard if the shard or a record is damaged.
     """
-    pieces: list[IndexedRecords] = []
+    batches: list[IndexedRecords] = []
     with open_records(storage, path, part) as records:
         rows = range(len(records))[part.rows if part else slice(None)]
         for start in range(0, len(rows), _INDEX_ROWS):
-            piece = records.index(rows[start : start + _INDEX_ROWS])
+            batch = records.index(rows[start : start + _INDEX_ROWS])
             if see:
-                see(piece.keys, piece.checksums)
-            pieces.append(piece)
+                see(batch.keys, batch.checksums)
+            batches.append(batch)
         schema = records.schema
-    return join_indexed(pieces, schema)
+    return join_indexed(batches, schema)
 
 
-def join_indexed(pieces: Sequence[IndexedRecords], schema: Schema) -> IndexPart:
-    """Return the index of the records of several pieces, in order."""
+def join_indexed(batches: Sequence[IndexedRecords], schema: Schema) -> IndexPart:
+    """Return the index of the records of several batches, in order."""
     return IndexPart(
-        np.concatenate([as_rows(()), *(piece.rows for piece in pieces)]),
-        [key for piece in pieces for key in piece.keys],
-        [path for piece in pieces for path in piece.paths],
+        np.concatenate([as_rows(()), *(batch.rows for batch in batches)]),
+        [key for batch in batches for key in batch.keys],
+        [path for batch in batches for path in batch.paths],
         {
-            name: np.concatenate([as_rows(()), *(piece.entries[name] for piece in pieces)])
+            name: np.concatenate([as_rows(()), *(batch.entries[name] for batch in batches)])
             for name in apart_of(schema)
         },
         {
-            name: build_column(field, [value for piece in pieces for value in piece.values[name]])
+            name: build_column(field, [value for batch in batches for value in batch.values[name]])
             for name, field in columns_of(schema).items()
         },
     )
@@ -191,7 +191,7 @@ class IndexedRecord(NamedTuple):
         return as_rows([self.packed])
 
 
-class FilePiece(NamedTuple):
+class FileWindow(NamedTuple):
     """A range of a file, in memory."""
 
     content: bytes | memoryview
@@ -199,7 +199,7 @@ class FilePiece(NamedTuple):
     """Its offset in the file."""
 
 
-_NO_PIECE = FilePiece(b"", 0)
+_NO_WINDOW = FileWindow(b"", 0)
 
 
 class ShardRecords:
@@ -275,11 +275,11 @@ class ShardRecords:
         return indexed
 
     def index_known(
-        self, rows: range, piece: FilePiece = _NO_PIECE, *, summed: bool = True
+        self, rows: range, window: FileWindow = _NO_WINDOW, *, summed: bool = True
     ) -> tuple[npt.NDArray[np.bool_], IndexedRecords]:
         """Return a mask of the records that the compiled module handles, and the index of all.
 
-        It handles ordinary, intact records; the index is valid only for these. ``piece`` of the
+        It handles ordinary, intact records; the index is valid only for these. ``window`` of the
         shard is in memory and not read again. ``summed`` computes checksums, too.
         """
         found = IndexedRecords.blank(len(rows), self.schema)
@@ -292,14 +292,14 @@ class ShardRecords:
         sums = np.zeros(len(rows), np.uint32)
         if table is not None and 0 < len(table.names) <= _MOST_NAMES:
             kinds = {name: _KINDS.get(name, _OTHER) for name in table.names}
-            indexed = self.index_table(table, kinds, piece, found.rows, sums if summed else None)
+            indexed = self.index_table(table, kinds, window, found.rows, sums if summed else None)
             with contextlib.suppress(UnicodeDecodeError):  # the record's reader explains it
                 keys = table.keys()
         if indexed is None or keys is None:
             return np.zeros(len(rows), np.bool_), found
         paths, known = indexed
         if fields:
-            load(_OTHERS)(self, table, piece, known, found)
+            load(_OTHERS)(self, table, window, known, found)
         elif IMAGE in self.schema:
             known &= found.rows["field"] != STORED_KINDS.index(ABSENT)
         return known, found._replace(keys=keys, paths=paths, checksums=sums.tolist())
@@ -308,7 +308,7 @@ class ShardRecords:
         self,
         table: Table,
         kinds: Mapping[str, int],
-        piece: FilePiece,
+        window: FileWindow,
         rows: Rows,
         sums: npt.NDArray[np.uint32] | None = None,
     ) -> tuple[list[str], npt.NDArray[np.bool_]] | None:
@@ -317,7 +317,7 @@ class ShardRecords:
             self._descriptor,
             kinds,
             (table.offsets, table.lengths, table.labels, table.text, table.ends, table.start),
-            piece,
+            window,
             (rows.view(np.uint8), sums),
         )
         return indexed and (indexed[0], indexed[1] == 0)
@@ -402,8 +402,8 @@ def _path(meta: dict[str, Any]) -> str:
 
 def open_records(storage: Format, path: Path, part: ShardPart | None = None) -> ShardRecords:
     """Open the shard at ``path`` to read its records, or those of a range of offsets."""
-    if part and storage.pieces:
-        reader = storage.pieces.read(path, part.start, part.stop)
+    if part and storage.chunks:
+        reader = storage.chunks.read(path, part.start, part.stop)
     else:
         reader = storage.read(path)
     try:

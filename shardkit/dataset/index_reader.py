@@ -160,9 +160,9 @@ class IndexRows:
         last = int(rows.max())
         if last - first >= _SPAN * len(rows):
             offsets = (rows * ROW.itemsize + self._start).tolist()
-            return np.frombuffer(file.pieces(ROW.itemsize, offsets), ROW)
+            return np.frombuffer(file.read_ranges(ROW.itemsize, offsets), ROW)
         length = (last - first + 1) * ROW.itemsize
-        near = file.pieces(length, [self._start + first * ROW.itemsize])
+        near = file.read_ranges(length, [self._start + first * ROW.itemsize])
         entries: Rows = np.frombuffer(near, ROW)[rows - first]
         return entries
 

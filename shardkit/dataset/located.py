@@ -85,8 +85,8 @@ class BatchShards:
         """Return the shard of each row."""
         return [self.files[shard] for shard in self.numbers.tolist()]
 
-    def pieces(self) -> Iterable[tuple[slice, npt.NDArray[np.int32]]]:
-        """Return all rows in one piece."""
+    def runs(self) -> Iterable[tuple[slice, npt.NDArray[np.int32]]]:
+        """Return all rows as one run."""
         descriptors = np.empty(max(self.files, default=0) + 1, np.int32)
         for shard, file in self.files.items():
             descriptors[shard] = file.descriptor
@@ -258,9 +258,9 @@ class LocatedRows:
         """The file of each row."""
         return self._opened.of_rows()
 
-    def pieces(self) -> Iterator[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
+    def runs(self) -> Iterator[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
         """Yield rows, their entries, and descriptors that are open until the next rows."""
-        for part, descriptors in self._opened.pieces():
+        for part, descriptors in self._opened.runs():
             rows = range(len(self))[part]
             entries = self.entries[rows.start * ROW.itemsize : rows.stop * ROW.itemsize]
             yield part, entries, descriptors

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.index import IndexPart, Rows
-from shardkit.dataset.index_builder import FilePiece, IndexedRecords, ShardRecords, join_indexed
+from shardkit.dataset.index_builder import FileWindow, IndexedRecords, ShardRecords, join_indexed
 from shardkit.formats.table import Table
 from shardkit.kinds.column import Column, presence, value_in
 from shardkit.kinds.field import Field
@@ -21,18 +21,18 @@ Known = npt.NDArray[np.bool_]
 
 
 def index_others(
-    records: ShardRecords, table: Table, piece: FilePiece, known: Known, found: IndexedRecords
+    records: ShardRecords, table: Table, window: FileWindow, known: Known, found: IndexedRecords
 ) -> None:
     """Fill in entries and values of all fields, which have names of their own.
 
-    ``piece`` of the shard is in memory. ``known`` are records whose image and label are known;
+    ``window`` of the shard is in memory. ``known`` are records whose image and label are known;
     those with odd values are removed from it.
     """
     for name, rows in found.entries.items():
         field = records.schema[name]
         alone = _only(table, name, field)
         kinds = {stored: STORED_KINDS.index(image_kind(stored)) for stored in alone.names}
-        _, indexed = records.index_table(alone, kinds, piece, rows) or ([], False)
+        _, indexed = records.index_table(alone, kinds, window, rows) or ([], False)
         known &= indexed
         if field.is_uniform:
             known &= (alone.offsets[:, 0] < 0) | (alone.lengths[:, 0] == field.bytes)

@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from shardkit.contracts import Format, Pieces, Range, ShardSpec
+from shardkit.contracts import Chunks, Format, Range, ShardSpec
 from shardkit.formats.ranges import META, RangeReader, stored_fields
 from shardkit.record import Record, dump_json
 from shardkit.system import compiled
@@ -22,7 +22,7 @@ _BLOCK = 512
 _RECORD = 20 * _BLOCK
 """Tar files are padded with zeros to a multiple of this, as in GNU tar and Python."""
 
-_PIECE = 1 << 20
+_READ = 1 << 20
 """Bytes of the end of an archive that are read together."""
 
 _AHEAD = 1 << 16
@@ -105,11 +105,11 @@ def encode(records: Sequence[Record], spec: ShardSpec) -> list[bytes]:
     encoded: list[bytes] = []
     small: list[bytes] = []
     for record in records:
-        for piece in _members(record, spec):
-            if len(piece) < _SMALL:
-                small.append(piece)
+        for content in _members(record, spec):
+            if len(content) < _SMALL:
+                small.append(content)
             else:  # copying it would take longer than passing it on
-                encoded += b"".join(small), piece
+                encoded += b"".join(small), content
                 small.clear()
     return [*encoded, b"".join(small)]
 
@@ -138,7 +138,7 @@ class TarReader(RangeReader):
     _fields: list[dict[str, Range]]
     _window = b""
     _window_start = 0
-    """A piece of the file with the next headers, and where it starts."""
+    """The part of the file with the next headers, and where it starts."""
 
     def __init__(self, path: Path, start: int = 0, stop: int | None = None) -> None:
         self._start = start
@@ -266,8 +266,8 @@ class TarReader(RangeReader):
             return
         if self._size - offset < 2 * _BLOCK:
             self._fail(f"the archive does not end properly at byte {offset}")
-        for start in range(offset, self._size, _PIECE):
-            if self._pread(Range(start, min(_PIECE, self._size - start))).strip(b"\0"):
+        for start in range(offset, self._size, _READ):
+            if self._pread(Range(start, min(_READ, self._size - start))).strip(b"\0"):
                 self._fail(f"the archive does not end properly at byte {offset}")
 
     def _group(self, members: Iterable[tuple[str, Range]]) -> None:
@@ -304,7 +304,7 @@ FORMAT = Format(
     overhead=2800,
     write=TarWriter,
     read=TarReader,
-    pieces=Pieces(encode=encode, append=TarWriter.append, read=TarReader),
+    chunks=Chunks(encode=encode, append=TarWriter.append, read=TarReader),
 )
 
 

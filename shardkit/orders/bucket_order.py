@@ -122,7 +122,7 @@ class BucketSizes:
         return np.searchsorted(self._limits, ratios * ratios, side="left").astype(np.int64)
 
     def count(self, images: Iterable[tuple[Positions, Positions]]) -> list[BucketCount]:
-        """Return the statistics of each bucket, for widths and heights in pieces; all above 0."""
+        """Return the statistics of each bucket, for widths and heights in parts; all above 0."""
         counts, pixels, used = np.zeros((3, len(self.sizes)))
         sides = np.array(self.sizes, np.float64)
         for widths, heights in images:

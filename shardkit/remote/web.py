@@ -33,8 +33,8 @@ class WebServer(ObjectStore):
         """Return the bytes of a file, without trusting the server to send no more than asked."""
         data = bytearray()
         try:
-            for piece in obstore.get(self._store, name, options={"range": (start, end)}):
-                data += piece
+            for block in obstore.get(self._store, name, options={"range": (start, end)}):
+                data += block
                 if len(data) >= end - start:
                     break
         except GenericError as error:

@@ -74,7 +74,7 @@ def class_bars(
     parts: Sequence[str],
     colors: Mapping[str, str] | None = None,
 ) -> str:
-    """Return a bar for each class, with a piece for each dataset or split.
+    """Return a bar for each class, with a section for each dataset or split.
 
     ``counts`` are the images of each class in each part. Without ``colors`` of the classes, those
     of the parts are used.

@@ -154,7 +154,7 @@ def summarize(manifest: Manifest) -> dict[str, Any]:
 
 
 def _values(index: Index, column: str) -> Iterator[Numbers]:
-    """Yield the values of a column for rows with an image, in pieces."""
+    """Yield the values of a column for rows with an image, in parts."""
     for rows in index.entries():
         yield rows[column][rows["field"] != STORED_KINDS.index(ABSENT)]
 

@@ -79,7 +79,7 @@ class IndexedRows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def pieces(self) -> Iterator[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
+    def runs(self) -> Iterator[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
         """Yield rows that follow one another, their entries, and the descriptors of their files.
 
         The files are open until the next rows.
@@ -125,7 +125,7 @@ def fill_views(
     if compiled is None or not all(0 < side <= _MOST_SIDE for side in sides):
         return [range(len(rows))] * len(views)
     codes = np.empty((len(views), len(rows)), np.uint8)
-    for part, entries, files in rows.pieces():
+    for part, entries, files in rows.runs():
         array = None if mark is None else np.ascontiguousarray(rows.array[part])
         calls = []
         for view, view_codes in zip(views, codes, strict=True):
@@ -158,7 +158,7 @@ def fill_values(
     if compiled is None:
         return range(len(rows))
     codes = np.empty(len(rows), np.uint8)
-    for part, *stored in rows.pieces():
+    for part, *stored in rows.runs():
         compiled.fill_values(
             out[part],
             out.shape[1],
@@ -184,7 +184,7 @@ def read_stored(
         return [None] * len(rows), range(len(rows))
     codes = np.empty(len(rows), np.uint8)
     values: list[bytes | None] = []
-    for part, *stored in rows.pieces():
+    for part, *stored in rows.runs():
         array = None if mark is None else np.ascontiguousarray(rows.array[part])
         values += compiled.read_stored(*stored, array, mark, rows.verifies, codes[part])
     return values, _left(codes)

@@ -25,7 +25,7 @@ from shardkit.errors import UsageError
 from shardkit.system.safe_paths import UNFIT, Unfit, naming, open_plain, opened
 
 _BLOCK = 1 << 20
-"""Bytes written in one call, unless a single piece is larger."""
+"""Bytes written in one call, unless a single buffer is larger."""
 
 _HASHED = 1 << 21
 """Bytes hashed at a time: few enough to stay in the CPU cache."""
@@ -37,7 +37,7 @@ _NEW = os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags to create a file: fails if the name exists, even as a link."""
 
 _PIECES = 512
-"""Pieces written in one call; Linux allows twice as many."""
+"""Buffers written in one call; Linux allows twice as many."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -213,18 +213,18 @@ class FileSha256:
     def advance(self, end: int) -> tuple[memoryview, int]:
         """Hash the file up to the offset ``end``, unless it is hashed already.
 
-        Return the piece hashed last, in the CPU cache and valid until the next call; and its
+        Return the bytes hashed last, in the CPU cache and valid until the next call; and its
         offset.
         """
-        piece = self._view[:0]
+        data = self._view[:0]
         while (missing := end - self._hashed) > 0:
             with naming(self._path):
-                piece = self._view[: self._file.readinto(self._view[:missing])]
-            if not piece:
+                data = self._view[: self._file.readinto(self._view[:missing])]
+            if not data:
                 break
-            self._digest.update(piece)
-            self._hashed += len(piece)
-        return piece, self._hashed - len(piece)
+            self._digest.update(data)
+            self._hashed += len(data)
+        return data, self._hashed - len(data)
 
     def hexdigest(self) -> str:
         """Hash the rest of the file and return its hexadecimal SHA-256."""
@@ -260,7 +260,7 @@ def write_all(descriptor: int, content: bytes | memoryview) -> None:
 
 
 class Appender:
-    """Appends pieces to a file, several in each system call and without copying them."""
+    """Appends buffers to a file, several in each system call and without copying them."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -269,25 +269,25 @@ class Appender:
         self.size = 0
         """Bytes appended, including those not written yet."""
 
-    def append(self, *pieces: bytes) -> None:
-        """Append ``pieces`` in order; `flush` writes them at the latest."""
-        size = sum(map(len, pieces))
-        self._waiting += pieces
+    def append(self, *buffers: bytes) -> None:
+        """Append ``buffers`` in order; `flush` writes them at the latest."""
+        size = sum(map(len, buffers))
+        self._waiting += buffers
         self._waiting_bytes += size
         self.size += size
         if self._waiting_bytes >= _BLOCK or len(self._waiting) >= _PIECES:
             self.flush()
 
     def flush(self) -> None:
-        """Write all pending pieces."""
+        """Write all pending buffers."""
         for start in range(0, len(self._waiting), _PIECES):
             self._write(self._waiting[start : start + _PIECES])
         self._waiting.clear()
         self._waiting_bytes = 0
 
-    def _write(self, pieces: Sequence[bytes]) -> None:
-        written = os.writev(self._descriptor, pieces)
-        rest = memoryview(b"".join(pieces))[written:] if written < sum(map(len, pieces)) else b""
+    def _write(self, buffers: Sequence[bytes]) -> None:
+        written = os.writev(self._descriptor, buffers)
+        rest = memoryview(b"".join(buffers))[written:] if written < sum(map(len, buffers)) else b""
         write_all(self._descriptor, rest)
 
 

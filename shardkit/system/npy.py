@@ -92,7 +92,7 @@ def write_npy(file: BinaryIO, values: npt.NDArray[Any]) -> None:
 
 
 class NpyWriter:
-    """Writes a one-dimensional array in pieces, all of one type, to a file that it replaces."""
+    """Writes a one-dimensional array in parts, all of one type, to a file that it replaces."""
 
     def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
         self._dtype = np.dtype(dtype)
@@ -152,11 +152,11 @@ class StoredValues:
         filled = 0
         with naming(self._made_of[0]):
             while filled < length:
-                piece = os.preadv(self._file.fileno(), [data.data[filled:]], offset + filled)
-                if not piece:
+                count = os.preadv(self._file.fileno(), [data.data[filled:]], offset + filled)
+                if not count:
                     size = os.fstat(self._file.fileno()).st_size
                     raise ValueError(f"it was truncated at byte {size}")
-                filled += piece
+                filled += count
         return data.view(self._dtype)
 
 

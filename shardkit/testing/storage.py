@@ -76,25 +76,25 @@ class StorageConformance:
             assert reader.read(rows) == [content[row] for row in rows]
 
     def test_pieces_equal_the_whole(self, storage: Format, tmp_path: Path) -> None:
-        if storage.pieces is None:
-            pytest.skip("the format has no pieces")
-        pieces = storage.pieces
+        if storage.chunks is None:
+            pytest.skip("the format has no chunks")
+        chunks = storage.chunks
         spec = ShardSpec(raw_shape=RAW_SHAPE)
         content = sample_records()
         writer = storage.write(tmp_path / "s", spec)
-        starts = [pieces.append(writer, pieces.encode(content[n : n + 3], spec)) for n in (0, 3, 6)]
+        starts = [chunks.append(writer, chunks.encode(content[n : n + 3], spec)) for n in (0, 3, 6)]
         writer.close()
 
         whole = write_shard(storage, tmp_path / "whole", content, raw_shape=RAW_SHAPE)
         assert (tmp_path / "s").read_bytes() == whole.read_bytes()
         parts = []
         for start, stop in itertools.pairwise([0, *starts[1:], None]):
-            reader = pieces.read(tmp_path / "s", start or 0, stop)
+            reader = chunks.read(tmp_path / "s", start or 0, stop)
             parts.append(reader.read(range(len(reader))))
             reader.close()
         assert parts == [content[:3], content[3:6], content[6:]]
         with pytest.raises(CorruptShard):  # a record goes across the end
-            pieces.read(tmp_path / "s", 0, starts[1] - 1)
+            chunks.read(tmp_path / "s", 0, starts[1] - 1)
 
     def test_rows_come_in_the_requested_order(self, storage: Format, tmp_path: Path) -> None:
         content = sample_records()

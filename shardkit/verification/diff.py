@@ -314,7 +314,7 @@ def _same_content(one: Rows, other: Rows) -> bool:
     heads = [zlib.crc32(row.tobytes()[HEAD]) for row in (one, other)]
     remaining = int(one["length"][0])
     while remaining:
-        piece = memoryview(_ZEROS)[:remaining]
-        heads = [zlib.crc32(piece, head) for head in heads]
-        remaining -= len(piece)
+        zeros = memoryview(_ZEROS)[:remaining]
+        heads = [zlib.crc32(zeros, head) for head in heads]
+        remaining -= len(zeros)
     return heads[0] ^ heads[1] == int(one["checksum"][0]) ^ int(other["checksum"][0])

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from shardkit.dataset.handles import ShardFile
 from shardkit.dataset.index import HEAD, Index, IndexPart, checksum
-from shardkit.dataset.index_builder import FilePiece, ShardRecords, difference, open_records
+from shardkit.dataset.index_builder import FileWindow, ShardRecords, difference, open_records
 from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.kinds.field import Schema
@@ -224,8 +224,8 @@ def _equal_to_index(
         part = slice(rows.start, rows.stop)
         stored = index.rows[part]
         end = int((stored["offset"] + stored["length"]).max())
-        piece = FilePiece(*digest.advance(end + _TAIL))
-        same, found = records.index_known(rows, piece, summed=False)
+        window = FileWindow(*digest.advance(end + _TAIL))
+        same, found = records.index_known(rows, window, summed=False)
         for texts, wanted in ((found.keys, index.keys[part]), (found.paths, index.paths[part])):
             same &= np.fromiter(map(operator.eq, texts, wanted), np.bool_, len(rows))
         # As numbers, entries are compared 20 times as fast.

@@ -65,7 +65,7 @@ class Located:
     def __len__(self) -> int:
         return len(self.array)
 
-    def pieces(self) -> Iterator[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
+    def runs(self) -> Iterator[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
         files = np.full(len(self), self.descriptor, np.int32)
         yield slice(None), self.entries, files
 

@@ -355,7 +355,7 @@ def test_raw_holds_the_pixels() -> None:
 @for_each("mode", ["crop", "stretch"])
 def test_an_image_too_small_for_raw_is_bad(mode: str) -> None:
     options = {"encode": "raw", "resize": (32, 32), "resize_mode": mode}
-    with pytest.raises(BadImage, match=r"24 x 16 pixels, .*--enlarge"):
+    with pytest.raises(BadImage, match=r"24 x 16 pixels, .*enlarge=True"):
         applied(png(24, 16), **options)
     assert stored_size(png(24, 16), enlarge=True, **options) == (32, 32)
 

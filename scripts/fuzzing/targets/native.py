@@ -166,7 +166,7 @@ class _File:
     def __len__(self) -> int:
         return len(self.array)
 
-    def pieces(self) -> list[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
+    def runs(self) -> list[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
         return [(slice(None), self.entries, np.full(len(self), self._descriptor, np.int32))]
 
     def maps(self) -> list[Any] | None:

@@ -33,7 +33,7 @@ from shardkit import (
     repair,
     verify,
 )
-from shardkit.conversion.assemble import Assembly, Piece, save_manifests
+from shardkit.conversion.assemble import Assembly, ShardGroup, save_manifests
 from shardkit.dataset.index import TIMES, IndexPart, as_rows, pack_row
 from shardkit.dataset.manifest import AttachedShard
 from shardkit.errors import BadImages, CorruptRecord
@@ -488,7 +488,7 @@ def make_index(folder: Path, photos: Path, rows: int) -> Path:
         software={},
         archives=str(photos),
         others=[TIMES],
-    ).finish([Piece(shards=shards, index=parts(), notes={}, skipped=(), ignored=())])
+    ).finish([ShardGroup(shards=shards, index=parts(), notes={}, skipped=(), ignored=())])
     save_manifests({"": manifest}, folder)
     return folder
 

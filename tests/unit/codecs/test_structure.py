@@ -24,7 +24,7 @@ from shardkit.codecs.structure import (
     check_ppm,
     check_scans,
     jpeg_header,
-    jpeg_pieces,
+    jpeg_segments,
     plain_png,
     png_is_whole,
     png_says_more,
@@ -114,7 +114,7 @@ def test_a_jpeg_of_any_length_is_searched_for_scans() -> None:
 def test_a_second_start_of_a_jpeg_is_one_of_its_pieces() -> None:
     """Libjpeg refuses it, whatever else is left out."""
     data = jpeg()
-    assert jpeg_pieces(data[:2] + data) == [data[:2], *jpeg_pieces(data)]
+    assert jpeg_segments(data[:2] + data) == [data[:2], *jpeg_segments(data)]
 
 
 def directories(order: str, big: bool, count: int, last: int | None = 0) -> bytes:

@@ -260,7 +260,7 @@ def test_if_all_images_are_bad_nothing_is_written(tmp_path: Path) -> None:
 def test_an_image_too_small_for_raw_pixels_gets_a_remedy(folder: Path, tmp_path: Path) -> None:
     (folder / "cat/bad.jpg").write_bytes(b"bad")
     make_tree(folder, {"dog/tiny.png": png(4, 4), "dog/small.png": png(40, 17)})
-    with refused(BadImages, "3 bad files", "2 of them", "--enlarge"):
+    with refused(BadImages, "3 bad files", "2 of them", "enlarge=True"):
         made(folder, tmp_path / "out", encode="raw", resize="18x20", resize_mode="crop")
 
 

@@ -281,18 +281,21 @@ def test_what_the_device_cannot_read_is_no_damage(
     monkeypatch.setattr(os, "preadv", refuse)
     monkeypatch.setattr(os, "pread", refuse)
     assert not file.read_cached(0, memoryview(bytearray(5)))
-    reads: list[Callable[[], object]] = [lambda: file.read(2, 5), lambda: file.pieces(2, [0, 4])]
+    reads: list[Callable[[], object]] = [
+        lambda: file.read(2, 5),
+        lambda: file.read_ranges(2, [0, 4]),
+    ]
     for read in reads:
         with refused(OSError, tmp_path / "a", os.strerror(errno.EIO)):
             read()
 
 
-def test_pieces_of_a_file_come_in_order_or_are_damage(tmp_path: Path) -> None:
+def test_ranges_of_a_file_come_in_order_or_are_damage(tmp_path: Path) -> None:
     file = shard_file(make_file(tmp_path / "a"), 10, "id")
-    assert file.pieces(2, [4, 0]) == b"4501"
+    assert file.read_ranges(2, [4, 0]) == b"4501"
     os.truncate(tmp_path / "a", 5)
     with pytest.raises(CorruptShard, match="byte 6"):
-        file.pieces(2, [4, 0])
+        file.read_ranges(2, [4, 0])
 
 
 def test_too_many_open_files_are_no_damage(tmp_path: Path) -> None:

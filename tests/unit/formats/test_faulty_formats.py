@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn
 import pytest
 from hypothesis import Phase, is_hypothesis_test, settings
 
-from shardkit.contracts import Format, Pieces, Range, ShardReader, ShardSpec, ShardWriter
+from shardkit.contracts import Chunks, Format, Range, ShardReader, ShardSpec, ShardWriter
 from shardkit.errors import CorruptShard
 from shardkit.formats.webdataset import TarReader, TarWriter, encode
 from shardkit.record import Record
@@ -351,8 +351,8 @@ OF_DATASETS = {
 
 def faulty(write: _Writer, read: _Reader) -> Format:
     """Return the format that consists of ``write`` and ``read``."""
-    pieces = Pieces(encode=encode, append=write.append, read=read)  # type: ignore[attr-defined]
-    return Format(name="faulty", suffix=".tar", title="", write=write, read=read, pieces=pieces)
+    chunks = Chunks(encode=encode, append=write.append, read=read)  # type: ignore[attr-defined]
+    return Format(name="faulty", suffix=".tar", title="", write=write, read=read, chunks=chunks)
 
 
 def run(test: str, write: _Writer, read: _Reader, folder: Path) -> None:
@@ -380,7 +380,7 @@ def test_a_fault_is_found(
 def test_without_a_fault_it_is_a_registered_format_that_passes() -> None:
     """As `test_conformance` shows."""
     tar, found = get_format("webdataset"), faulty(TarWriter, TarReader)
-    assert (found.write, found.read, found.pieces) == (tar.write, tar.read, tar.pieces)
+    assert (found.write, found.read, found.chunks) == (tar.write, tar.read, tar.chunks)
 
 
 def test_each_test_of_the_suite_has_a_fault_to_find() -> None:
