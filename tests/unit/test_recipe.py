@@ -555,15 +555,6 @@ def test_contradictory_options_are_refused(options: dict[str, Any], message: str
         Recipe(**options)
 
 
-@for_each(
-    "text",
-    ["", "x", "x224", "224x", "224x224x3", "-5", "1.5", "big", "22 4", "²", "224*224", "9" * 5000],
-)
-def test_invalid_sizes_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="resize="):
-        Recipe(resize=parse_size(text))
-
-
 def test_the_description_is_complete_json() -> None:
     recipe = Recipe(resize=(8, 9), resize_mode="pad", background=GREEN, quality=80)
     described = json.loads(json.dumps(recipe.describe()))

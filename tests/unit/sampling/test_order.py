@@ -210,14 +210,6 @@ def test_the_stored_order_is_that_of_each_epoch() -> None:
     assert whole(order, 0).tolist() == whole(order, 7).tolist() == list(range(10))
 
 
-@pytest.mark.parametrize("size", [4, 5])
-def test_each_order_of_a_few_rows_is_equally_likely(size: int) -> None:
-    every = {rows: n for n, rows in enumerate(itertools.permutations(range(size)))}
-    order = Order(size=size, shuffle=True, seed=1)
-    found = [every[tuple(whole(order, epoch).tolist())] for epoch in range(50 * len(every))]
-    assert_even(np.bincount(found, minlength=len(every)))
-
-
 @pytest.mark.parametrize("size", [1000, 4096, 4097, 6000])
 def test_each_row_is_as_likely_at_each_position(size: int) -> None:
     order = Order(size=size, shuffle=True, seed=2)
@@ -225,64 +217,6 @@ def test_each_row_is_as_likely_at_each_position(size: int) -> None:
     for epoch in range(100):
         np.add.at(counts, (bins(np.arange(size), size, 16), bins(whole(order, epoch), size, 16)), 1)
     assert_even(counts)
-
-
-@pytest.mark.parametrize(
-    ("shuffle", "size"),
-    [
-        (True, 1000),
-        (True, 30_001),
-        (BlockShuffle(rows=16, buffer=64), 1000),
-        (BlockShuffle(rows=16, buffer=64), 30_001),
-        (BlockShuffle(), 30_001),
-    ],
-)
-def test_each_row_may_be_anywhere_from_epoch_to_epoch(
-    size: int, shuffle: bool | BlockShuffle
-) -> None:
-    order = Order(size=size, shuffle=shuffle, seed=3)
-    positions = np.array([0, 1, size // 2, size - 1])
-    found = np.array([order.rows(epoch, positions) for epoch in range(1600)])
-    for rows in found.T:  # the last, which no whole block holds, among them
-        assert_even(np.bincount(bins(rows, size, 16), minlength=16))
-
-
-@pytest.mark.parametrize("size", [1024, 5023, 30_009])
-def test_neighboring_positions_hold_independent_rows(
-    size: int,
-) -> None:
-    order = Order(size=size, shuffle=True, seed=4)
-    side = math.isqrt(size - 1) + 1  # neighbours in the other direction of the rectangle
-    for stride in (1, 2, side, -(-size // side)):
-        found = np.concatenate(
-            [
-                (rows[stride:] - rows[:-stride]) % size
-                for rows in (whole(order, epoch) for epoch in range(300_000 // size))
-            ]
-        )
-        # All differences but 0, and 31 divides their number.
-        assert_even(np.bincount(bins(found - 1, size - 1, 31), minlength=31))
-
-
-@pytest.mark.parametrize("shuffle", [True, BlockShuffle()])
-def test_epochs_and_seeds_are_independent(shuffle: bool | BlockShuffle) -> None:
-    size, places = 30_001, [(0, 0), (0, 1), (1, 0), (1, 2), (2, 1), (-1, 3), (1, 3)]
-    orders = [whole(Order(size=size, shuffle=shuffle, seed=s), epoch) for s, epoch in places]
-    for one, other in ((0, 1), (0, 2), (3, 4), (5, 6)):
-        first, second = orders[one], orders[other]
-        assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(size)
-        assert int((first == second).sum()) < 9  # one on average
-        if shuffle is True:
-            differences = bins((first - second) % size, size, 32)
-            assert_even(np.bincount(differences, minlength=32))
-
-
-@pytest.mark.parametrize("size", [500, 4500])
-def test_the_number_of_fixed_points_is_random(size: int) -> None:
-    order = Order(size=size, shuffle=True, seed=6)
-    stay = [int((whole(order, epoch) == np.arange(size)).sum()) for epoch in range(400)]
-    assert abs(np.mean(stay) - 1) < 5 / math.sqrt(400)
-    assert 0.6 < np.var(stay) < 1.5  # as of a Poisson distribution
 
 
 def distinct_classes(order: Order, epoch: int) -> float:
@@ -297,11 +231,6 @@ def test_batches_of_sorted_data_are_as_varied_as_promised(shuffle: bool | BlockS
     for seed, epoch in ((0, 0), (1, 1), (2, 0)):
         order = Order(size=30_000, shuffle=shuffle, seed=seed)
         assert 45 <= distinct_classes(order, epoch) <= 49  # 47.4 is ideal
-
-
-def test_a_weaker_shuffle_is_measured_as_less_varied() -> None:
-    assert distinct_classes(Order(size=30_000), 0) < 2
-    assert distinct_classes(Order(size=30_000, shuffle=BlockShuffle(buffer=640)), 0) < 40
 
 
 @pytest.mark.parametrize(("rows", "buffer"), [(1, 1), (16, 64), (7, 30), (16, 2048)])
@@ -398,15 +327,6 @@ def test_draws_of_neighboring_rows_are_even_and_independent(number: int) -> None
     pairs = np.zeros((8, 8), np.int64)
     np.add.at(pairs, tuple((found.reshape(-1, 2).T * 8).astype(int)), 1)
     assert_even(pairs)
-
-
-def test_draws_of_one_row_and_of_epochs_are_independent() -> None:
-    one = np.array(draw(derive_key("draws", 0, 0), 5, 16_000, Draws.uniform))
-    other = np.array(draw(derive_key("draws", 0, 1), 5, 16_000, Draws.uniform))
-    for a, b in ((one, other), (one[:-1], one[1:])):
-        pairs = np.zeros((8, 8), np.int64)
-        np.add.at(pairs, ((a * 8).astype(int), (b * 8).astype(int)), 1)
-        assert_even(pairs)
 
 
 def test_integers_below_a_limit_are_even() -> None:

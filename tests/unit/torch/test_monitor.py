@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import gc
 import inspect
 import itertools
 import re
 import shlex
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -231,13 +229,6 @@ def test_a_bar_is_updated_a_few_times_per_second(clock: Clock) -> None:
     assert bar.told[-1] == {"img/s": "41", "waiting": "50%"}
 
 
-def test_a_bar_may_be_set_later(clock: Clock) -> None:
-    monitor = ThroughputMonitor(Slow(clock, 1.0, 1.0))
-    monitor.bar = bar = Bar()
-    train(monitor, clock, 1.0)
-    assert len(bar.told) == 2
-
-
 # Real loaders.
 
 
@@ -321,26 +312,6 @@ def test_unknown_operations_and_workers_are_left_out(path: Path, clock: Clock) -
     monitor = ThroughputMonitor(loader)
     train(monitor, clock, 0.1)
     assert monitor.summary().split("`")[1].endswith(f"--batch-size {SIZE}")
-
-
-@pytest.mark.slow
-def test_no_batch_is_kept_alive() -> None:
-    alive: list[weakref.ref[torch.Tensor]] = []
-
-    def made() -> Iterator[torch.Tensor]:
-        for _ in range(3):
-            gone = [each() is None for each in alive]
-            assert all(gone), gone
-            batch = torch.zeros(2)
-            alive.append(weakref.ref(batch))
-            yield batch
-            del batch
-
-    for batch in ThroughputMonitor(made()):
-        seen = batch
-        del batch, seen
-        gc.collect()
-    assert len(alive) == 3
 
 
 class Batches(IterableDataset[Any]):

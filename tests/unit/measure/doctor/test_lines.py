@@ -16,12 +16,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from diagnoses import profile
 from helpers import DEADLINE, wait_until
 from torch.utils.data import DataLoader
 
 from shardkit import make_loader
-from shardkit.cli.doctor_report import _line
 from shardkit.measure.doctor.lines import (
     _READING,
     CodeLine,
@@ -279,20 +277,3 @@ def test_lines_of_the_user_come_first() -> None:
 )
 def test_libraries_are_told_from_code_of_the_user(file: str, library: bool) -> None:
     assert is_library(file) == library
-
-
-def test_the_report_cuts_a_long_line() -> None:
-    line = Line(
-        file="/a/own.py",
-        line=24,
-        function="Own.load",
-        text="x" * 200,
-        time=0.61,
-        is_own=True,
-        is_native=True,
-    )
-    text = _line("lines", line)
-    assert text.startswith("lines       61%  own.py:24 Own.load, in native code: xxx")
-    assert text.endswith("x...")
-    assert len(text) == 100
-    assert profile().lines == ()

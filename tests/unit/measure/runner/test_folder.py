@@ -15,7 +15,7 @@ from PIL import Image
 from refusals import refused
 
 import shardkit
-from shardkit import CenterCrop, RandomResizedCrop, Resize, UsageError
+from shardkit import CenterCrop, Resize, UsageError
 from shardkit.errors import BadImage
 from shardkit.measure.runner.environment import LIBRARIES, environment
 from shardkit.measure.runner.folder import PlainFolder
@@ -50,15 +50,6 @@ def test_crops_equal_pillows(tmp_path: Path, operation: Any, box: Any, size: Any
         expected = expected.resize(size, Image.Resampling.BILINEAR)
 
     assert np.array_equal(found.permute(1, 2, 0).numpy(), np.array(expected))
-
-
-def test_random_crops_have_the_size_and_differ(photos: Path) -> None:
-    dataset = PlainFolder(photos, RandomResizedCrop(8))
-
-    drawn = [dataset[row][0] for row in range(len(dataset))]
-
-    assert {tuple(each.shape) for each in drawn} == {(3, 8, 8)}
-    assert len({each.numpy().tobytes() for each in drawn}) == len(drawn)
 
 
 def test_the_error_names_a_damaged_image(tmp_path: Path) -> None:
@@ -128,14 +119,6 @@ def test_the_fraction_is_of_all_pages(tmp_path: Path, file: Path) -> None:
     other.read_bytes()
 
     assert resident([file, other]) == pytest.approx(0.52, abs=0.08)
-
-
-def test_nothing_and_empty_files_have_no_pages(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-
-    drop([tmp_path / "empty"])
-
-    assert resident([]) == resident([tmp_path / "empty"]) == 0.0
 
 
 def test_files_of_other_owners_are_unknown(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tarfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,6 @@ from shardkit import (
     Field,
     IterableShardDataset,
     Mixture,
-    Normalize,
     RandomCrop,
     RandomResizedCrop,
     Rank,
@@ -31,7 +29,6 @@ from shardkit import (
     ShardDataset,
     UsageError,
     Weighted,
-    attach,
     convert,
     make_loader,
     open_dataset,
@@ -197,15 +194,6 @@ def test_parts_of_datasets(path: Path, other: Path) -> None:
     assert_equal(one.select([]))
 
 
-def test_attached_archives(tmp_path: Path) -> None:
-    make_tree(tmp_path / "files", {f"{n:03d}.png": png(WIDTH, HEIGHT, n) for n in range(9)})
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for file in sorted((tmp_path / "files").iterdir()):
-            archive.add(file, file.name)
-    attach(tmp_path / "a.tar", tmp_path / "data")
-    assert_equal(open_dataset(tmp_path / "data", decode=RandomCrop(8), root=tmp_path))
-
-
 def test_a_changed_batch_does_not_change_the_dataset(path: Path) -> None:
     for decode in ("torch", RandomCrop(12, padding=2)):
         dataset = open_dataset(path, decode=decode, fields=TENSORS)
@@ -230,14 +218,6 @@ def test_a_run_continues_in_either_loader(path: Path) -> None:
         again = make_loader(dataset, BATCH, resident=second, **options)  # type: ignore[arg-type]
         again.load_state_dict(state)
         assert same([*batches], [*again])
-
-
-def test_normalized_batches_are_equal(path: Path) -> None:
-    dataset = open_dataset(path, decode=RandomCrop(8, padding=2))
-    loaders = [make_loader(dataset, BATCH, shuffle=True, resident=r) for r in ("cpu", None)]
-    batches = [DevicePrefetcher(loader, "cpu", Normalize()) for loader in loaders]
-    for (found, _), (expected, _) in zip(*batches, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 def test_the_dataset_is_read_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
