@@ -19,6 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, overload
 
+from shardkit._version import __version__, version_of
 from shardkit.errors import BadImage, Problem, UsageError, located
 from shardkit.kinds.field import Field, Schema, default_schema, load_schema, uniform_arrays
 from shardkit.options import Option, make, options_of
@@ -990,6 +991,11 @@ class Format:
 
     chunks: Chunks | None = None
     """Allows several processes to work on one shard; None if the format does not permit that."""
+
+    def software(self) -> dict[str, str]:
+        """Return the versions of all libraries that affect the bytes of a shard."""
+        packages = ("pillow", "simplejpeg", *self.libraries)
+        return {"shardkit": __version__} | {name: version_of(name) or "absent" for name in packages}
 
 
 class Target(ABC):

@@ -154,6 +154,10 @@ class BadImage(ShardkitError, ValueError):
     """An image that cannot be decoded, or that the recipe cannot convert."""
 
 
+CHANGED = "it changed since the scan"
+"""The problem of a `BadImage` that is not what a scan has listed."""
+
+
 class LoaderFailed(ShardkitError, RuntimeError):
     """A loader's worker died, hangs, or could not start."""
 

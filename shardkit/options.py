@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import operator
 import re
 import textwrap
 import types
@@ -209,6 +210,18 @@ def require_integer(option: str, value: object, minimum: int | None = None) -> i
         range_ = "" if minimum is None else f" of at least {minimum}"
         raise UsageError(f"{setting(option, value)} is not an integer{range_}")
     return value
+
+
+def check_integer(name: str, value: object, least: int) -> int:
+    """Return ``value``, an integer of any type, as an int that fits 64 bits."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or not least <= number < 2**63:
+        integer = "a 64-bit integer" if least < 0 else f"an integer of at least {least}"
+        raise UsageError(f"{setting(name, value)} is not {integer}")
+    return number
 
 
 def require_names(option: str, value: object) -> None:

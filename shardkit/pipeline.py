@@ -25,9 +25,8 @@ from shardkit.codecs.image import (
     resize,
 )
 from shardkit.codecs.image_type import RGB, ImageType, TypedPixels
-from shardkit.codecs.jpeg_faults import jpeg_loss
+from shardkit.codecs.libjpeg import LEAST_SIDE, jpeg_loss, reduction, sufficient_eighths
 from shardkit.codecs.limits import MAX_PIXELS, TooManyPixels, in_turn_if_large, pixels_up_to
-from shardkit.codecs.reduced import LEAST_SIDE, reduction, sufficient_eighths
 from shardkit.codecs.structure import webp_is_lossless
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema

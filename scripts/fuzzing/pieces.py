@@ -13,7 +13,7 @@ from PIL import Image
 
 from shardkit.codecs.geometry import Region
 from shardkit.codecs.image import Decoding, decode, inspect
-from shardkit.codecs.reduced import reduced_side, sufficient_eighths
+from shardkit.codecs.libjpeg import reduced_side, sufficient_eighths
 from shardkit.errors import BadImage
 
 _MOST = 1 << 20

@@ -37,11 +37,10 @@ from shardkit.registry import DEFAULT_ATTACHED, get_source, open_source, source_
 from shardkit.sources.together import Together
 from shardkit.sources.webdataset import WebDatasetOptions
 from shardkit.system.files import as_name, as_text
-from shardkit.system.formatting import amount
 from shardkit.system.npy import save_npy
 from shardkit.system.pool import Progress
 from shardkit.system.safe_paths import exists
-from shardkit.system.text import name_list, printable
+from shardkit.system.text import amount, name_list, printable
 
 CHECKS = ("header", "decode")
 """Depths of the validation of images."""

@@ -17,13 +17,8 @@ from shardkit.registry import get_source
 from shardkit.system.files import sha256_of
 from shardkit.system.pool import Meter
 from shardkit.verification.decoding import range_fault
-from shardkit.verification.shard_check import (
-    MOST_FINDINGS,
-    CheckedShard,
-    Finding,
-    ShardCheck,
-    check_ranges,
-)
+from shardkit.verification.findings import CheckedShard, Finding, ShardCheck
+from shardkit.verification.shard_check import MOST_FINDINGS, check_ranges
 
 _AT_ONCE = 64
 """Files that are checked before their folders are closed."""

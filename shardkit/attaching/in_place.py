@@ -16,8 +16,7 @@ from shardkit.dataset.manifest import MANIFEST_NAME, SplitsManifest
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import BadImages, UsageError, setting
 from shardkit.registry import open_source
-from shardkit.system.formatting import amount
-from shardkit.system.text import as_command, name_list
+from shardkit.system.text import amount, as_command, name_list
 
 _LOG = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ import errno
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -20,11 +19,9 @@ from shardkit.dataset.index_reader import IndexReader
 from shardkit.dataset.manifest import FACTS_NAME, Manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.parts import entries_of, source_of
-from shardkit.dataset.reports import IGNORED
-from shardkit.errors import CorruptDataset, CorruptShard, Problem, UsageError
+from shardkit.errors import CorruptShard, UsageError
 from shardkit.kinds.field import Field, Schema
 from shardkit.record import LABEL
-from shardkit.registry import get_format
 from shardkit.system.files import open_regular, sync
 from shardkit.system.safe_paths import LinkRefused, is_file
 from shardkit.system.text import as_command, name_list, quoted
@@ -186,12 +183,9 @@ def _link_shards(dataset: OpenedDataset, first: int, folder: Path) -> ShardGroup
     """Link the shards of a dataset, as those from a number on, and return what they contribute."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest = dataset.manifest
-    suffix = get_format(dataset.manifest.format).suffix
-    shards = []
-    for number, shard in enumerate(manifest.shards, first):
-        name = f"shard-{number:06d}{suffix}"
-        link_file(dataset.path, shard.name, folder / name, shard.bytes)
-        shards.append(replace(shard, name=name))
+    shards = [shard.renumbered(number) for number, shard in enumerate(manifest.shards, first)]
+    for shard, linked in zip(manifest.shards, shards, strict=True):
+        link_file(dataset.path, shard.name, folder / linked.name, shard.bytes)
     if not first and is_file(dataset.path, FACTS_NAME):  # of the first rows, which stay
         link_file(dataset.path, FACTS_NAME, folder / FACTS_NAME)
     return ShardGroup(
@@ -199,7 +193,7 @@ def _link_shards(dataset: OpenedDataset, first: int, folder: Path) -> ShardGroup
         index=_index(dataset),
         notes=manifest.notes,
         skipped=manifest.skipped,
-        ignored=_ignored(dataset),
+        ignored=dataset.intact_ignored(),
     )
 
 
@@ -231,17 +225,6 @@ def link_file(folder: Path, name: str, goal: Path, size: int | None = None) -> N
 def _index(dataset: OpenedDataset) -> Iterator[IndexPart]:
     """Yield the index of a dataset in parts, after comparing its files with the manifest."""
     yield from IndexReader(dataset, verify=True).complete().in_parts()
-
-
-def _ignored(dataset: OpenedDataset) -> Iterator[Problem]:
-    """Yield the ignored files that the report of a dataset lists, if there is one."""
-    if any(file.name == IGNORED for file in dataset.manifest.files):
-        if not dataset.holds(IGNORED):
-            raise CorruptDataset(
-                f"{dataset.path / IGNORED} is damaged",
-                remedy=f"run {as_command('verify', dataset.path)}",
-            )
-        yield from dataset.ignored
 
 
 def _in_several(paths: Sequence[Path], keys: Sequence[str]) -> UsageError:

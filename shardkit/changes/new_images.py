@@ -18,8 +18,7 @@ from shardkit.kinds.field import Field, Schema
 from shardkit.record import LABEL
 from shardkit.sources.divided import is_divided
 from shardkit.sources.samples import FIRST, Samples
-from shardkit.system.formatting import amount
-from shardkit.system.text import name_list, quoted
+from shardkit.system.text import amount, name_list, quoted
 from shardkit.system.text_hashes import TextHashes
 
 _NAMED = 3

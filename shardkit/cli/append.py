@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.changes.append import Appended, AppendOptions, append
-from shardkit.cli.console import say
 from shardkit.cli.options import Options, argument, click_options, command_option
 from shardkit.cli.printing import line, progress_bar, record_noun, some
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.cli.url_source import Copies, copied
 from shardkit.conversion.build_all import Processes
-from shardkit.system.formatting import amount, plural
 from shardkit.system.machine import usable_cpus
+from shardkit.system.text import amount, plural
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 from shardkit.attaching.attach import Attached, AttachOptions, attach
-from shardkit.cli.console import say
 from shardkit.cli.options import LocalOrUrl, Workers, argument, click_options
 from shardkit.cli.printing import ignored_counts, line, progress_bar, record_noun, show_notes
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import Command
 from shardkit.contracts import Attaching, SourceKind
 from shardkit.errors import UsageError
@@ -22,8 +21,7 @@ from shardkit.options import make
 from shardkit.registry import DATASET, DEFAULT_ATTACHED, attachable_sources, get_source, open_source
 from shardkit.reporting.describe import summarize
 from shardkit.sources.recognize import recognized
-from shardkit.system.formatting import amount, size
-from shardkit.system.text import printable, quoted, shell, suggestion
+from shardkit.system.text import amount, printable, quoted, shell, size, suggestion
 
 
 class _Kinds(click.Group):

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import click
 
-from shardkit.cli.console import say
 from shardkit.cli.convert_report import (
     converted_fields,
     plan_fields,
@@ -22,7 +21,7 @@ from shardkit.cli.convert_report import (
 )
 from shardkit.cli.options import argument, click_options
 from shardkit.cli.printing import line, progress_bar, some
-from shardkit.cli.run import Run, flags_of, hinted
+from shardkit.cli.run import Run, flags_of, hinted, say
 from shardkit.cli.runner import Command
 from shardkit.cli.url_source import Copies, copied, require_root
 from shardkit.cluster.executors import open_cluster

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from shardkit.cli.console import say
 from shardkit.cli.printing import (
     Tally,
     as_json,
@@ -22,7 +21,7 @@ from shardkit.cli.printing import (
     some,
     table,
 )
-from shardkit.cli.run import flags_of
+from shardkit.cli.run import flags_of, say
 from shardkit.contracts import LOOSE, Scan
 from shardkit.conversion.convert import Converted
 from shardkit.conversion.plan import Plan
@@ -32,8 +31,7 @@ from shardkit.kinds.field import Schema
 from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL
 from shardkit.registry import get_source
 from shardkit.reporting.describe import summarize
-from shardkit.system.formatting import amount, size
-from shardkit.system.text import printable, shell
+from shardkit.system.text import amount, printable, shell, size
 
 _LISTED = 50
 """Maximum classes to show; --json prints all."""

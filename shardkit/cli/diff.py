@@ -7,13 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from shardkit.cli.console import say
 from shardkit.cli.options import argument
 from shardkit.cli.printing import line, some, table
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
-from shardkit.system.formatting import amount
-from shardkit.system.text import printable
+from shardkit.system.text import amount, printable
 from shardkit.verification.diff import DatasetDifference, Differences, diff
 
 _LISTED = 20

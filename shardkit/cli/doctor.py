@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardkit.cli.console import say
 from shardkit.cli.doctor_report import report_lines, verbose_lines
 from shardkit.cli.options import (
     LocalOrUrl,
@@ -14,7 +13,7 @@ from shardkit.cli.options import (
     duration_option,
 )
 from shardkit.cli.printing import Bar
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.measure.doctor.doctor import DoctorOptions, DoctorReport, doctor
 

@@ -17,8 +17,7 @@ from shardkit.measure.doctor.tail import Tail
 from shardkit.measure.runner.gil import HOLDS
 from shardkit.measure.runner.other_load import OtherLoad
 from shardkit.record import PLANES
-from shardkit.system.formatting import amount
-from shardkit.system.text import printable
+from shardkit.system.text import amount, printable
 
 _WIDTH = 100
 _INDENT = 12

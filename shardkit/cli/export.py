@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shardkit.cli.console import say
 from shardkit.cli.options import Options, argument, command_option
 from shardkit.cli.printing import line, progress_bar
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.exporting.export import LAYOUTS, Exported, LayoutName, export
-from shardkit.system.formatting import amount, size
+from shardkit.system.text import amount, size
 
 
 @dataclass(frozen=True, kw_only=True)

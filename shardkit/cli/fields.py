@@ -17,15 +17,13 @@ from shardkit.changes.fields import (
     replace_fields,
     undo_fields,
 )
-from shardkit.cli.console import say
 from shardkit.cli.options import Options, argument, click_options, command_option
 from shardkit.cli.printing import line, progress_bar, some
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.conversion.build_all import Processes
-from shardkit.system.formatting import amount, size
 from shardkit.system.machine import usable_cpus
-from shardkit.system.text import as_command
+from shardkit.system.text import amount, as_command, size
 
 
 @click.group("fields")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from shardkit.cli.console import say
 from shardkit.cli.options import argument
 from shardkit.cli.printing import progress_bar
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.system.formatting import amount
+from shardkit.system.text import amount
 from shardkit.verification.reindex import reindex
 
 

@@ -6,18 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardkit.cli.console import say
 from shardkit.cli.options import Options, argument, command_option
 from shardkit.cli.printing import ignored_counts, line, show_notes, some, table, wrapped
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.dataset.parts import sources_of
 from shardkit.errors import NotPublished
 from shardkit.kinds.field import field_in_words
 from shardkit.record import IMAGE, LABEL, image_field, image_kind
 from shardkit.reporting.describe import describe
-from shardkit.system.formatting import amount, size
-from shardkit.system.text import printable, shell
+from shardkit.system.text import amount, printable, shell, size
 from shardkit.system.urls import as_url
 
 _LISTED = 30

@@ -15,8 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardkit._version import __version__
-from shardkit.cli.console import open_streams, say, show_usage_error
-from shardkit.cli.run import Run, error_fields, hinted
+from shardkit.cli.run import Run, error_fields, hinted, open_streams, say, show_usage_error
 from shardkit.errors import STOPS, ShardkitError, UsageError, spelled
 from shardkit.system import native
 from shardkit.system.text import suggestion

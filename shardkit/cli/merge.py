@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardkit.changes.merge import merge
-from shardkit.cli.console import say
 from shardkit.cli.options import Options, argument, command_option
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
-from shardkit.system.formatting import amount
+from shardkit.system.text import amount
 
 
 @dataclass(frozen=True, kw_only=True)

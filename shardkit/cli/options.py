@@ -13,8 +13,8 @@ import click
 from shardkit.errors import spelled
 from shardkit.options import Option, option, options_of, same_option
 from shardkit.registry import format_hint, format_names
-from shardkit.system.formatting import parse_bytes
 from shardkit.system.machine import usable_cpus
+from shardkit.system.text import parse_bytes
 
 
 class LocalOrUrl(click.Path):

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from tqdm import tqdm
 
-from shardkit.cli.console import say
-from shardkit.cli.run import Run, flags_of
+from shardkit.cli.run import Run, flags_of, say
 from shardkit.errors import Problem
 from shardkit.kinds.field import Schema
 from shardkit.record import IMAGE
-from shardkit.system.formatting import amount
 from shardkit.system.pool import Progress
-from shardkit.system.text import printable, shortened
+from shardkit.system.text import amount, printable, shortened
 
 _WIDTH = 100
 

@@ -6,15 +6,13 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shardkit.cli.console import say
 from shardkit.cli.options import Options, Workers, argument, command_option, one_or_all
 from shardkit.cli.printing import line, progress_bar, some
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.cli.url_source import Copies, copied
 from shardkit.errors import UsageError
-from shardkit.system.formatting import amount
-from shardkit.system.text import printable
+from shardkit.system.text import amount, printable
 from shardkit.system.urls import as_url
 from shardkit.verification.repair import Repaired, repair
 

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import click
 
-from shardkit.cli.console import say
 from shardkit.cli.options import LocalOrUrl, Options, Workers, argument, command_option
 from shardkit.cli.printing import line, progress_bar
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.reporting.findings import KINDS, Findings
 from shardkit.reporting.page import MARK, page
 from shardkit.reporting.report import DatasetReport, report, require_examined
 from shardkit.reporting.similar import DISTANCE
-from shardkit.system.formatting import amount
+from shardkit.system.text import amount
 from shardkit.system.user_files import require_own_output, write_result
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import click
 from PIL.PngImagePlugin import PngInfo
 
-from shardkit.cli.console import say
 from shardkit.cli.options import Options, argument, command_option
 from shardkit.cli.printing import line, table
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.errors import UsageError
@@ -21,7 +20,7 @@ from shardkit.record import IMAGE
 from shardkit.reporting.fields import sampled_rows
 from shardkit.reporting.pictures import picture, sheet
 from shardkit.reporting.records import describe_record, find_row, rows_of_class
-from shardkit.system.formatting import amount
+from shardkit.system.text import amount
 from shardkit.system.user_files import require_own_output, write_result
 
 _MOST = 400

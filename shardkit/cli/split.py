@@ -7,19 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.changes.splitting import SplitOptions, save_rows, split
-from shardkit.cli.console import say
 from shardkit.cli.options import FormatChoice, Options, argument, command_option
 from shardkit.cli.printing import line, progress_bar
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.conversion.convert import convert
 from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.dataset.source import DatasetSource
 from shardkit.errors import UsageError
 from shardkit.sources.opening import DivisionOptions
-from shardkit.system.formatting import amount
 from shardkit.system.machine import usable_cpus
-from shardkit.system.text import shell
+from shardkit.system.text import amount, shell
 
 
 @dataclass(frozen=True, kw_only=True)

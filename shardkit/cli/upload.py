@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardkit.cli.console import say
 from shardkit.cli.options import LocalOrUrl, argument
 from shardkit.cli.printing import progress_bar
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.remote.upload import upload
-from shardkit.system.formatting import size
+from shardkit.system.text import size
 
 
 @command("upload", argument("dataset"), argument("url", type=LocalOrUrl()))

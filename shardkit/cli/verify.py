@@ -7,21 +7,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardkit.cli.console import say
 from shardkit.cli.options import Options, Workers, argument, command_option, one_or_all
 from shardkit.cli.printing import line, progress_bar, some
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.cli.url_source import Copies, copied
-from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.options import same_option
-from shardkit.system.formatting import amount, size
-from shardkit.system.text import name_list, printable, shell
+from shardkit.system.text import amount, name_list, printable, shell, size
 from shardkit.system.urls import as_url
 from shardkit.verification.receipt import check_receipt as compare_receipt
 from shardkit.verification.receipt import load_receipt, require_new, save_receipt
-from shardkit.verification.shard_check import Finding
 from shardkit.verification.source_comparison import SourceReport
 from shardkit.verification.verify import Verification, VerifyOptions, verify
 
@@ -116,7 +112,7 @@ def verify_command(
 
 def _show(dataset: Path | str, result: Verification, seconds: float) -> None:
     for finding in result.findings[:_LISTED]:
-        say(f"  {_kind(finding)}: {_describe(finding)}", err=True)
+        say(f"  {finding.kind}: {finding}", err=True)
     if len(result.findings) > _LISTED:
         more = len(result.findings) - _LISTED
         say(f"  ... and {more:,} more (--json prints all)", err=True)
@@ -131,10 +127,7 @@ def _show(dataset: Path | str, result: Verification, seconds: float) -> None:
     changed = all(finding.source for finding in result.findings)
     if result.findings and changed and not result.attached:
         line("note", "the dataset is unchanged; its source has changed")
-    elif isinstance(dataset, Path) and any(
-        finding.file != MANIFEST_NAME and (result.attached or _kind(finding) == "damaged")
-        for finding in result.findings
-    ):
+    elif isinstance(dataset, Path) and result.can_restore:
         again = "restore the files, or run the same `shardkit attach` command again"
         repair = f"{shell('shardkit', 'repair', dataset)} --from SRC"
         line("next", again if result.attached else repair)
@@ -179,22 +172,3 @@ def _show_receipts(
 def _when(receipt: dict[str, Any]) -> str:
     """Return the time of a receipt in UTC, to the minute."""
     return printable(f"{receipt['time'][:16].replace('T', ' ')} UTC")
-
-
-def _kind(finding: Finding) -> str:
-    """Return the kind of a finding; "bad image" is a fault of the source, "not read" an error."""
-    if finding.unread:
-        return "not read"
-    differs = finding.source or finding.receipt
-    return "differs" if differs else "bad image" if finding.as_stored else "damaged"
-
-
-def _describe(finding: Finding) -> str:
-    file = printable(finding.file)
-    reason = printable(finding.reason)
-    if finding.row is None:
-        return f"{file}: {reason}"
-    if finding.key is None:
-        return f"{file}: row {finding.row}: {reason}"
-    source = printable(finding.path or "")
-    return f"{file}: record {finding.key} (row {finding.row}, from {source}): {reason}"

@@ -9,15 +9,13 @@ from typing import Any
 
 import click
 
-from shardkit.cli.console import say
 from shardkit.cli.options import argument, restated
 from shardkit.cli.printing import as_json, show_problems
-from shardkit.cli.run import Run
+from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.cluster.work import WorkOptions, work
 from shardkit.conversion.task import Built
-from shardkit.system.formatting import amount
-from shardkit.system.text import as_command, quoted
+from shardkit.system.text import amount, as_command, quoted
 from shardkit.system.urls import as_url
 
 _TASK_VARIABLE = "SLURM_ARRAY_TASK_ID"

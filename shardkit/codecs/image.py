@@ -30,11 +30,10 @@ from PIL import (
 
 from shardkit.codecs import libjpeg
 from shardkit.codecs.decode_errors import as_bad_image, raise_interruption, require_memory
-from shardkit.codecs.foreign import identify, open_foreign
+from shardkit.codecs.foreign import identify, open_foreign, refuse_unread
 from shardkit.codecs.geometry import Mask, Region
 from shardkit.codecs.image_type import RGB, ImageType, TypedPixels
-from shardkit.codecs.jpeg_faults import is_warning, jpeg_loss
-from shardkit.codecs.libjpeg import JpegError
+from shardkit.codecs.libjpeg import JpegError, is_warning, jpeg_loss
 from shardkit.codecs.limits import LEAST_PACKED, TIFF_RATIOS, check_size, in_turn_if_large
 from shardkit.codecs.quiet import quiet, silence_libtiff
 from shardkit.codecs.structure import (
@@ -50,7 +49,6 @@ from shardkit.codecs.structure import (
     tiff_frames,
     webp_size,
 )
-from shardkit.codecs.unread import refuse_unread
 from shardkit.errors import BadImage
 from shardkit.record import ARRAY_IMAGE, FOREIGN_FIELD, PLANES
 from shardkit.system import compiled
@@ -311,7 +309,7 @@ def decode(
     Gray, palette and CMYK images become RGB, 16-bit images keep their upper eight bits, and
     transparent images are composited over a background. Of an animation, decodes the first frame. A
     JPEG with libjpeg warnings, even of data loss, gives the same pixels as in Pillow: ``warnings``
-    receives the first one, for `shardkit.codecs.jpeg_faults.jpeg_loss`.
+    receives the first one, for `shardkit.codecs.libjpeg.jpeg_loss`.
 
     ``field`` is not ``raw``. ``out`` is C-contiguous and has exactly the image's shape. The result
     is uint8 of shape (height, width, 3). Raises BadImage if the image cannot be decoded completely.

@@ -9,8 +9,8 @@ from contextvars import ContextVar
 from PIL import Image
 
 from shardkit.errors import BadImage
-from shardkit.system.formatting import size as in_words
 from shardkit.system.machine import free_memory
+from shardkit.system.text import size as in_words
 from shardkit.system.turns import in_turn
 
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)

@@ -23,7 +23,6 @@ from shardkit.codecs.limits import pixels_up_to
 from shardkit.contracts import Images, ShardSpec, ShardWriter
 from shardkit.conversion.bulk import Prepared, read_ordinary, read_together
 from shardkit.conversion.observers import Observed, get_observer
-from shardkit.conversion.plan import software_of
 from shardkit.conversion.task import (
     FEWER,
     ShardResult,
@@ -40,12 +39,7 @@ from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE, LABEL, NO_LABEL, Record, checksums, dump_json, image_kind
 from shardkit.registry import get_format
-from shardkit.system.files import (
-    has_sha256,
-    published,
-    sha256_of,
-    sync,
-)
+from shardkit.system.files import has_sha256, published, sha256_of, sync
 from shardkit.system.pool import Meter, Team, team
 from shardkit.system.safe_paths import UNFIT, status_of
 from shardkit.system.text import quoted
@@ -97,7 +91,7 @@ class ShardTask(Task):
 
     def require_same_machine(self) -> None:
         """Refuse to build it with other versions of libraries than planned."""
-        here = software_of(get_format(self.format), self.recipe)
+        here = get_format(self.format).software()
         differ = [
             f"{name} is {here.get(name, 'absent')}, and {planned} was planned"
             for name, planned in self.software.items()

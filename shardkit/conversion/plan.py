@@ -15,11 +15,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from shardkit._version import __version__, version_of
 from shardkit.contracts import Format, Images, Original, Scan, StoredEntries
 from shardkit.conversion.fingerprint import COMMAND, ConversionFingerprint
 from shardkit.conversion.stored_order import sort_entries, stored_order
-from shardkit.dataset.manifest import FORMAT_VERSION
+from shardkit.dataset.manifest import CLASS_BYTES, FORMAT_VERSION
 from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Schema, describe_schema
 from shardkit.options import about, option, require_integer, require_valid
@@ -27,17 +26,12 @@ from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE, LABEL, dump_json
 from shardkit.registry import OWN_FORMATS, get_format
-from shardkit.system import formatting
-from shardkit.system.files import SMALL_BYTES
-from shardkit.system.formatting import parse_bytes
 from shardkit.system.late import load
-from shardkit.system.text import printable
+from shardkit.system.text import parse_bytes, printable
+from shardkit.system.text import size as in_words
 
 DEFAULT_SHARD_BYTES = 256 << 20
 """Large enough for sequential reading at full speed, small enough to verify and copy one by one."""
-
-_CLASS_BYTES = SMALL_BYTES // 2
-"""Maximum bytes of the class names of a field; the manifest also has their counts."""
 
 _TRIALS = 32
 """Images to encode, to estimate the size of the others; of few images, four and one in 32."""
@@ -195,9 +189,7 @@ class Plan:
         large = sorted((-entry.bytes, entry.path) for entry in entries if entry.bytes > tenth)
         if not large:
             return ""
-        named = ", ".join(
-            f"{printable(path)} ({formatting.size(-count)})" for count, path in large[:3]
-        )
+        named = ", ".join(f"{printable(path)} ({in_words(-count)})" for count, path in large[:3])
         return f" The largest files are {named}."
 
     def fingerprint(self) -> ConversionFingerprint:
@@ -285,7 +277,7 @@ def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = Fal
         options=options,
         scan=scan,
         splits=tuple(_plan_split(name, source, scan, options) for name, source in sources.items()),
-        software=software_of(storage, options.recipe),
+        software=storage.software(),
     )
 
 
@@ -316,9 +308,9 @@ def plan_rgb(scan: Scan, recipe: Recipe, sources: Iterable[Images]) -> tuple[Sca
 def _require_few_classes(schema: Schema) -> None:
     for name, schema_field in schema.items():
         count = len(schema_field.classes or ())
-        if len(dump_json(schema_field.classes)) > _CLASS_BYTES:
+        if len(dump_json(schema_field.classes)) > CLASS_BYTES:
             raise UsageError(
-                f"the {count:,} class names of {name} have over {formatting.size(_CLASS_BYTES)}",
+                f"the {count:,} class names of {name} have over {in_words(CLASS_BYTES)}",
                 remedy="if each row has a class of its own, store the value as another field, "
                 f"such as with {setting('keep')}",
             )
@@ -461,11 +453,3 @@ def _cuts(
         rows += 1
         total += count
     return [*cuts, cuts[-1] + rows], [*totals, total]
-
-
-def software_of(storage: Format, recipe: Recipe) -> dict[str, str]:
-    """Return the versions of all libraries that affect the bytes of the result."""
-    versions = {"shardkit": __version__}
-    for package in ("pillow", "simplejpeg", *storage.libraries):
-        versions[package] = version_of(package) or "absent"
-    return versions

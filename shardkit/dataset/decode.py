@@ -20,7 +20,7 @@ from shardkit.codecs.image import (
     stated_size,
 )
 from shardkit.codecs.image_type import ImageType, TypedPixels
-from shardkit.codecs.reduced import reduction
+from shardkit.codecs.libjpeg import reduction
 from shardkit.dataset.located import EncodedImage
 
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from shardkit.dataset.handles import ShardFile, forget, shard_file
 from shardkit.dataset.index import (
-    INDEX_DIRECTORY,
     ROW,
     TIMES,
     Index,
@@ -79,8 +78,7 @@ class IndexReader:
     def complete(self) -> Index:
         """Return the index after comparing all its files, also those of layers."""
         for store in self._dataset.stores:
-            names = (entry.name for entry in store.manifest.files)
-            inside = [name for name in names if name.startswith(f"{INDEX_DIRECTORY}/")]
+            inside = [entry.name for entry in store.manifest.files if entry.is_of_index]
             IndexReader(store, verify=self._verify)._whole(lambda index: index, *inside)
         return self._dataset.index
 

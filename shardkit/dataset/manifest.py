@@ -17,13 +17,19 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shardkit.dataset.index import TIMES, index_files, string_files
+from shardkit.dataset.index import INDEX_DIRECTORY, TIMES, index_files, string_files
 from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError, located, setting
 from shardkit.kinds.field import Field, load_schema
 from shardkit.recipe import Recipe
 from shardkit.record import DATASET_FILE, IMAGE, LABEL, dump_json, load_json
-from shardkit.system.files import SMALL_BYTES, as_name, read_small, require_local, write_atomically
-from shardkit.system.safe_paths import LinkRefused, Unfit, parts_of
+from shardkit.system.files import (
+    SMALL_BYTES,
+    parts_of_text,
+    read_small,
+    require_local,
+    write_atomically,
+)
+from shardkit.system.safe_paths import LinkRefused, Unfit
 from shardkit.system.text import as_command, name_list, printable, quoted
 
 MANIFEST_NAME = DATASET_FILE
@@ -36,6 +42,9 @@ FACTS_NAME = "facts.npy"
 
 FORMAT_VERSION = 1
 """Increased when readers of an older version would misread new datasets."""
+
+CLASS_BYTES = SMALL_BYTES // 2
+"""Maximum bytes of the class names of a field; the manifest also has their counts."""
 
 _KEYS = string_files("keys")
 
@@ -65,6 +74,11 @@ class FileEntry:
     bytes: int
     sha256: str
 
+    @property
+    def is_of_index(self) -> bool:
+        """Whether it is a file of the index."""
+        return self.name.startswith(f"{INDEX_DIRECTORY}/")
+
     def is_replaced(self, modified: int) -> bool:
         """Return whether a file of the same size, modified at ``modified``, must be another one."""
         return False
@@ -75,6 +89,10 @@ class ShardEntry(FileEntry):
     """One shard."""
 
     rows: int
+
+    def renumbered(self, number: int) -> ShardEntry:
+        """Return the entry of the same file under the name of another shard."""
+        return replace(self, name=re.sub("[0-9]+", f"{number:06d}", self.name, count=1))
 
     @property
     def holds_records(self) -> bool:
@@ -628,7 +646,7 @@ def _check(manifest: Manifest | SplitsManifest) -> None:
         if not manifest.splits:
             raise ValueError("there are no splits")
         for name in manifest.splits:
-            if len(parts_of(as_name(name))) > 1 or name.startswith((MANIFEST_NAME, ".shardkit")):
+            if len(parts_of_text(name)) > 1 or name.startswith((MANIFEST_NAME, ".shardkit")):
                 raise ValueError(f"{name!r} cannot be the folder of a split")
         return
     if manifest.rows != sum(shard.rows for shard in manifest.shards):
@@ -724,7 +742,7 @@ def _check_shards(names: list[str], archives: str | None) -> None:
     if not archives or "\0" in archives:
         raise ValueError(f"the folder {archives!r} cannot be one")
     for name in names:
-        parts_of(as_name(name))
+        parts_of_text(name)
     if len(set(names)) != len(names):
         raise ValueError("two archives have the same name")
 
@@ -751,7 +769,7 @@ def require_file_name(name: str) -> None:
     """Raise ValueError unless the manifest of a dataset can list a file of this name."""
     layer = _LAYER.match(name)
     inside = name[layer.end() :] if layer else name
-    *folders, last = parts_of(as_name(inside))
+    *folders, last = parts_of_text(inside)
     known = MANIFEST_NAME if layer else FACTS_NAME
     at_top = not folders and (last == known or _SHARD.fullmatch(last) or _REPORT.fullmatch(last))
     if not at_top and not (folders in _FOLDERS and last.endswith(".npy")):

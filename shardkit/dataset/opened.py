@@ -29,15 +29,10 @@ from shardkit.dataset.reports import IGNORED, StoredReport, excluded_paths
 from shardkit.dataset.shard_files import LOCAL_FILES, Access
 from shardkit.errors import CorruptDataset, Problem, UsageError, setting
 from shardkit.record import DATASET_FILE
-from shardkit.system.files import (
-    as_name,
-    has_sha256,
-    require_local,
-    sha256_of,
-)
+from shardkit.system.files import as_name, has_sha256, require_local, sha256_of
 from shardkit.system.late import load
 from shardkit.system.safe_paths import NO_PATH, UNFIT, LinkRefused, require_no_link
-from shardkit.system.text import name_list
+from shardkit.system.text import as_command, name_list
 from shardkit.system.urls import STORES, as_local, scheme_and_path
 
 _Loaded = TypeVar("_Loaded")
@@ -212,6 +207,14 @@ class OpenedDataset:
         """The ignored files that the report lists, read while they are iterated."""
         count = sum(self.manifest.ignored.values())
         return StoredReport(self.path / IGNORED, count, self.path) if count else ()
+
+    def intact_ignored(self) -> Collection[Problem]:
+        """Return `ignored`; CorruptDataset if the report is not the one of the manifest."""
+        if self.manifest.ignored and not self.holds(IGNORED):
+            raise CorruptDataset(
+                f"{self.path / IGNORED} is damaged", remedy=f"run {as_command('verify', self.path)}"
+            )
+        return self.ignored
 
     @property
     def excluded(self) -> set[str] | None:

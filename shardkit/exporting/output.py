@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardkit.errors import UsageError
-from shardkit.system.files import as_name, sha256_of
-from shardkit.system.safe_paths import UNFIT, exists, make_folder, opened, parts_of, walk
+from shardkit.system.files import as_name, parts_of_text, sha256_of
+from shardkit.system.safe_paths import UNFIT, exists, make_folder, opened, walk
 from shardkit.system.text import quoted
 
 
@@ -54,7 +54,7 @@ class OutputFolder:
     def create(self, name: str) -> BinaryIO:
         """Create a file, and return it opened for writing; see `write`."""
         try:
-            parts_of(as_name(name))
+            parts_of_text(name)
         except ValueError as error:
             raise UsageError(
                 f"a record has the source path {quoted(name)}, which is not a plain relative path: "

@@ -32,9 +32,8 @@ from shardkit.record import (
     unquote_key,
 )
 from shardkit.registry import DEFAULT_SOURCE, get_format
-from shardkit.system.files import as_name
+from shardkit.system.files import parts_of_text
 from shardkit.system.pool import Progress, Report
-from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import as_command, quoted
 
 _READ_ROWS = 64
@@ -216,7 +215,7 @@ class Exporting:
 def _can_name_file(key: str) -> bool:
     """Return whether a file can have the name of a key; one that is hidden would not be read."""
     try:
-        parts = parts_of(as_name(key))
+        parts = parts_of_text(key)
     except ValueError:
         return False
     return not any(part.startswith(".") or len(os.fsencode(part)) > _LONGEST for part in parts)

@@ -24,8 +24,7 @@ from shardkit.formats.ranges import KEY, META, NPY, RangeReader, stored_fields
 from shardkit.record import Record, dump_json, is_raw
 from shardkit.system import compiled
 from shardkit.system.files import free_bytes
-from shardkit.system.formatting import size
-from shardkit.system.text import quoted
+from shardkit.system.text import quoted, size
 
 FIRST_MAP_SIZE = 1 << 30
 """Initial size of the map, which doubles when full. It takes address space, not disk space."""

@@ -12,14 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import UsageError
-from shardkit.sampling.order import (
-    Order,
-    Positions,
-    derive_key,
-    digest,
-    permute_each,
-    step_keys,
-)
+from shardkit.sampling.order import Order, Positions, derive_key, digest, permute_each, step_keys
 
 Weights = npt.NDArray[np.float64]
 """Numbers from 0 on, not all 0; float64 of shape (N,)."""

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shardkit.contracts import Entry
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import CHANGED, BadImage, UsageError
 from shardkit.remote import whole
 from shardkit.remote.process import call
-from shardkit.sources.image_files import CHANGED
 from shardkit.sources.places import (
     MAX_BYTES,
     TOO_LARGE,

@@ -34,7 +34,7 @@ from shardkit.remote.cache import Cache, RemoteFile, open_cache
 from shardkit.remote.fetch import fetch_file
 from shardkit.remote.process import call, send
 from shardkit.system.files import SMALL_BYTES, as_name, has_sha256, write_atomically
-from shardkit.system.formatting import parse_bytes
+from shardkit.system.text import parse_bytes
 
 _USED_SECONDS = 5.0
 """Interval at which the use of a shard is noted in the cache: the time of its file."""

@@ -16,17 +16,17 @@ from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError, setting
 from shardkit.remote import fetch, objects
 from shardkit.remote.process import call
-from shardkit.system.files import SMALL_BYTES, as_name, has_sha256
+from shardkit.system.files import SMALL_BYTES, as_name, has_sha256, parts_of_text
 from shardkit.system.safe_paths import (
     NO_PATH,
     UNFIT,
     make_folder,
     open_plain,
     opened,
-    parts_of,
 )
 from shardkit.system.temporary import TemporaryFolder
-from shardkit.verification.shard_check import CheckedShard, Checks, Finding, ShardCheck
+from shardkit.verification.findings import CheckedShard, Finding, ShardCheck
+from shardkit.verification.shard_check import Checks
 
 _ATTEMPTS = 3
 
@@ -112,7 +112,7 @@ def _put(mirror: Path, name: str, size: int) -> None:
 
 def _make(mirror: Path, name: str, size: int) -> None:
     """Create an empty file of a size; the disk stores nothing of it."""
-    *above, _ = parts_of(as_name(name))
+    *above, _ = parts_of_text(name)
     if above:
         make_folder(mirror, "/".join(above))
     path = mirror / as_name(name)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from shardkit.reporting.report import Histogram
-from shardkit.system.formatting import significant
-from shardkit.system.text import printable, shortened
+from shardkit.system.text import printable, shortened, significant
 
 _WIDTH = 320
 _HEIGHT = 150

@@ -20,8 +20,7 @@ from shardkit.reporting.collection import Collection, Part
 from shardkit.reporting.copies import RowPairs
 from shardkit.reporting.findings import BY_EMBEDDING, FEW, Findings, Group, far_from_class
 from shardkit.reporting.identical import Rows
-from shardkit.system.formatting import amount
-from shardkit.system.text import name_list
+from shardkit.system.text import amount, name_list
 
 _NEIGHBORS = 10
 """Neighbors that are compared, and images that a class needs to be judged."""

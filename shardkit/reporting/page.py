@@ -16,8 +16,7 @@ from shardkit.reporting.findings import KINDS, Findings, Group
 from shardkit.reporting.pictures import COLORS as BOX_COLORS
 from shardkit.reporting.pictures import data_uri, picture
 from shardkit.reporting.report import DatasetReport
-from shardkit.system.formatting import size
-from shardkit.system.text import printable, shortened
+from shardkit.system.text import printable, shortened, size
 
 MARK = "made by shardkit report"
 """At the start of each page, so that only these are ever overwritten."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardkit.errors import UsageError
-from shardkit.sampling.order import Order, Positions, check_integer
+from shardkit.options import check_integer
+from shardkit.sampling.order import Order, Positions
 
 
 @dataclass(frozen=True, kw_only=True)

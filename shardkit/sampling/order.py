@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import UsageError, setting
-from shardkit.system.text import quoted
+from shardkit.options import check_integer
 
 Positions = npt.NDArray[np.int64]
 """Positions in an epoch, from 0 on; int64 of shape (N,)."""
@@ -204,18 +203,6 @@ def sample_number(row: _Number, repeats: _Number) -> _Number:
     ``repeats`` is how often the row came earlier in the epoch.
     """
     return row + (repeats << 40)
-
-
-def check_integer(name: str, value: object, least: int) -> int:
-    """Return ``value``, an integer of any type, as an int that fits 64 bits."""
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or not least <= number < 2**63:
-        integer = "a 64-bit integer" if least < 0 else f"an integer of at least {least}"
-        raise UsageError(f"{name}={quoted(value)} is not {integer}")
-    return number
 
 
 class Draws:

@@ -107,10 +107,9 @@ class AnnotatedSource(NamedSource):
     def fit(self, values: dict[str, Any], record: Record) -> dict[str, Any]:
         """Return boxes and points in stored pixels; BadImage if the image has another size."""
         size = values.pop(SIZE, None)
-        field = record.image_field
-        if field is None or not (size or self.options.annotated == UPRIGHT):
+        info = header_of(record)
+        if info is None or not (size or self.options.annotated == UPRIGHT):
             return values
-        info = inspect(record.fields[field], field)
         if self._is_upright(size and tuple(size), info) and info.orientation != 1:
             inverse = _INVERSE.get(info.orientation, info.orientation)
             turn = Geometry(info.upright, inverse, info.upright, info.upright)
@@ -123,10 +122,9 @@ class AnnotatedSource(NamedSource):
 
     def value_of(self, kept: Kept, content: bytes, record: Record) -> Any:
         """Return the value in a file; a mask in stored pixels."""
-        field = record.image_field
-        if field is None or self.schema[kept.name].kind != "mask":
+        info = header_of(record)
+        if info is None or self.schema[kept.name].kind != "mask":
             return super().value_of(kept, content, record)
-        info = inspect(record.fields[field], field)
         if info.orientation == 1:
             return content
         kind = image_field_of(BytesIO(content))
@@ -154,6 +152,12 @@ class AnnotatedSource(NamedSource):
                 f"but those of the dataset refer to the {rule} one (annotated={rule!r})"
             )
         return shows == UPRIGHT
+
+
+def header_of(record: Record) -> ImageInfo | None:
+    """Return what the header of a record's image states; None without an image."""
+    field = record.image_field
+    return None if field is None else inspect(record.fields[field], field)
 
 
 def turned(values: Sequence[Sequence[Any]], turn: Geometry, width: int) -> list[list[Any]]:

@@ -15,7 +15,6 @@ from shardkit.contracts import Recognition, Source, SourceKind
 from shardkit.errors import BadImage, ConversionFailed, UsageError
 from shardkit.kinds.field import Field
 from shardkit.options import option
-from shardkit.record import NO_LABEL
 from shardkit.sources.annotated import SIZE, AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
 from shardkit.sources.inputs import reading
@@ -24,8 +23,7 @@ from shardkit.sources.places import below
 from shardkit.sources.recognize import Overview, split_in
 from shardkit.sources.together import open_folder
 from shardkit.sources.zip_file import open_member, zip_folder
-from shardkit.system.formatting import amount, size
-from shardkit.system.text import quoted
+from shardkit.system.text import amount, quoted, size
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _MOST_BYTES = 16 << 30
@@ -74,7 +72,7 @@ class Coco(AnnotatedSource):
             except BadImage as error:
                 listing.blame_row(row, name, error.stated)
             else:
-                listing.add_file(row, name, NO_LABEL, number, values)
+                listing.add_file(row, name, number, values)
                 if size := _size_of(image):
                     self.probe(name, size)
                     self.count_outside(boxes, size)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.contracts import AttachableSource, Attaching, Entry, Images, SourceKind
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import CHANGED, BadImage, UsageError
 from shardkit.kinds.field import Field
 from shardkit.sources.beton_file import (
     JPEG,
@@ -27,7 +27,6 @@ from shardkit.sources.beton_file import (
 from shardkit.sources.column_source import Cells, ColumnSource, RowFile, row_files
 from shardkit.sources.columns import Column, ColumnOptions
 from shardkit.sources.driver import Listing
-from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import require_pixels
 from shardkit.sources.inputs import OpenedFile, find_files, place_of, reading, refusing
 from shardkit.sources.recognize import having

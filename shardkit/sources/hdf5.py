@@ -25,13 +25,12 @@ from shardkit.contracts import (
     Source,
     SourceKind,
 )
-from shardkit.errors import BadImage, UsageError, setting
+from shardkit.errors import CHANGED, BadImage, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.sources import hdf5_reader
 from shardkit.sources.column_source import Cells, ColumnSource, Known, RowFile, row_files
 from shardkit.sources.columns import NONE, Column, lost_labels, usual_label
 from shardkit.sources.hdf5_images import SUFFIXES, Hdf5Images, Hdf5Options, datasets_of
-from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import image_axes, require_pixels
 from shardkit.sources.inputs import (
     InputFiles,

@@ -15,8 +15,8 @@ from shardkit.contracts import Range
 from shardkit.errors import BadImage, ConversionFailed
 from shardkit.sources.columns import one_hot
 from shardkit.sources.labels import Value, label_of
-from shardkit.system.formatting import size
 from shardkit.system.helper import Library
+from shardkit.system.text import size
 
 h5py = Library("h5py")
 

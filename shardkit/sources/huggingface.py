@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkit.contracts import Entry, Recognition, SourceKind
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import CHANGED, BadImage, UsageError
 from shardkit.kinds.field import Field
 from shardkit.options import same_option
 from shardkit.record import load_json
@@ -20,7 +20,6 @@ from shardkit.sources import arrow_reader
 from shardkit.sources.column_source import Cells, ColumnSource, Known, RowFile
 from shardkit.sources.columns import Column, ColumnOptions
 from shardkit.sources.driver import Listing, SplitOptions, split_names
-from shardkit.sources.image_files import CHANGED
 from shardkit.sources.inputs import (
     InputFiles,
     OpenedFile,
@@ -33,9 +32,8 @@ from shardkit.sources.inputs import (
 from shardkit.sources.library_process import call
 from shardkit.sources.places import below
 from shardkit.system.files import read_small
-from shardkit.system.formatting import size
 from shardkit.system.safe_paths import parts_of
-from shardkit.system.text import quoted
+from shardkit.system.text import quoted, size
 
 if TYPE_CHECKING:
     from shardkit.sources.recognize import Overview

@@ -31,8 +31,7 @@ from shardkit.contracts import (
 from shardkit.errors import BadImage, Problem, UsageError, setting
 from shardkit.options import option
 from shardkit.record import DATASET_FILE, NO_LABEL, Record, make_keys
-from shardkit.sources.image_files import require_inside
-from shardkit.sources.images import image_record
+from shardkit.sources.images import image_record, require_inside
 from shardkit.sources.places import (
     BROKEN_LINK,
     NO_FILE,
@@ -42,6 +41,7 @@ from shardkit.sources.places import (
     Place,
     below,
     claims_image,
+    is_split_name,
     open_place,
     walk_order,
     why_left_out,
@@ -52,13 +52,6 @@ from shardkit.system.text import is_within
 
 if TYPE_CHECKING:
     from shardkit.sources.recognize import Overview
-
-_SPLIT = re.compile(
-    r"(?:train|training|val|valid|validation|test|testing|dev|eval)"
-    r"(?:[_ -]?(?:set|data|images?|imgs?|\d{1,4}))?",
-    re.IGNORECASE,
-)
-
 
 _OTHERS = re.compile(
     r"im(age|g)|mask|label|annot|gt|seg|voc|blobs|\.(json|jsonl|csv|tsv|parquet|xlsx?|ods|mat|pkl|lst|ya?ml|txt|xml|tar|tgz|zip)",
@@ -85,11 +78,6 @@ _NAMES_TRIED = 1000
 _PACKED = (".zip", ".rar", ".7z")
 
 _REFUSE_OTHERS = "shardkit.sources.recognize:refuse_other_kinds"
-
-
-def is_split_name(name: str) -> bool:
-    """Return whether folders of this name are splits: train, Test, val2017, test_images."""
-    return _SPLIT.fullmatch(name) is not None
 
 
 _NEVER_LISTED = {NO_FILE, BROKEN_LINK, TOO_LARGE, *map(os.strerror, errno.errorcode)}

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from shardkit.contracts import Range
-from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
-from shardkit.sources.image_files import CHANGED, require_machine
+from shardkit.errors import CHANGED, BadImage, ConversionFailed, Problem, UsageError
+from shardkit.sources.images import require_machine
 from shardkit.sources.unpacking import DEFLATED, Unpacked, packing_of, unpacked
 from shardkit.system.files import as_text, require_local
 

@@ -19,8 +19,7 @@ from shardkit.options import option
 from shardkit.record import NO_LABEL
 from shardkit.sources.places import why_left_out
 from shardkit.system.files import as_text, read_small
-from shardkit.system.formatting import amount
-from shardkit.system.text import quoted
+from shardkit.system.text import amount, quoted
 
 CLASSES_HELP = (
     "Class names, one per line: of label 0, 1, ..., or in the order of labels; or a folder with "

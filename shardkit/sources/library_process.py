@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shardkit.errors import BadImage, ConversionFailed
-from shardkit.sources.image_files import require_machine
-from shardkit.system.formatting import size
+from shardkit.sources.images import require_machine
 from shardkit.system.helper import Helper
+from shardkit.system.text import size
 
 _R = TypeVar("_R")
 

@@ -19,15 +19,14 @@ from shardkit.contracts import (
     SourceKind,
     SourceOptions,
 )
-from shardkit.errors import BadImage, UsageError, setting
+from shardkit.errors import CHANGED, BadImage, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.kinds.packing import with_fields
 from shardkit.options import option
 from shardkit.record import NO_LABEL, Record
 from shardkit.sources import lmdb_reader
 from shardkit.sources.driver import ListedSource, Listing, Row
-from shardkit.sources.image_files import CHANGED, require_machine
-from shardkit.sources.images import image_record
+from shardkit.sources.images import image_record, require_machine
 from shardkit.sources.inputs import require_rows
 from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.library_process import call

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from shardkit.errors import BadImage
-from shardkit.system.formatting import size
 from shardkit.system.helper import Library
+from shardkit.system.text import size
 
 lmdb = Library("lmdb")
 

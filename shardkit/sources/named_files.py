@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardkit.contracts import Entry, SourceOptions, recorded
-from shardkit.errors import BadImage, Problem, UsageError, setting
+from shardkit.errors import CHANGED, BadImage, Problem, UsageError, setting
 from shardkit.kinds.field import Schema, describe_schema, load_schema
 from shardkit.kinds.packing import with_fields
 from shardkit.options import option
-from shardkit.record import Record
+from shardkit.record import NO_LABEL, Record
 from shardkit.sources.driver import ListedSource, Listing, Row
-from shardkit.sources.image_files import CHANGED, read_file, require_machine
-from shardkit.sources.images import has_image_suffix, image_record
+from shardkit.sources.images import has_image_suffix, image_record, read_file, require_machine
 from shardkit.sources.inputs import reading
 from shardkit.sources.kept import Kept, value_of
 from shardkit.sources.places import below, why_left_out
@@ -34,8 +33,7 @@ from shardkit.sources.zip_file import (
     read_member,
     zip_folder,
 )
-from shardkit.system.files import as_name, as_text, read_small, require_local
-from shardkit.system.safe_paths import parts_of
+from shardkit.system.files import as_name, as_text, parts_of_text, read_small, require_local
 from shardkit.system.text import quoted
 from shardkit.system.text_hashes import TextHashes
 
@@ -333,7 +331,7 @@ class Names:
         try:
             is_checked = folder in self._folders and not plain.startswith("/")
             if not is_checked or last in ("", ".", "..") or "\0" in last:
-                parts_of(plain)
+                parts_of_text(plain)
                 self._enter(folder)
             path = self._prefix + as_name(plain)
             status = os.lstat(path)
@@ -450,7 +448,7 @@ class ZipNames(Names):
     def status(self, plain: str) -> Found:
         """Return a member by its plain name; BadImage if there is none that can be read."""
         try:
-            parts_of(plain)
+            parts_of_text(plain)
         except ValueError as error:
             raise _not_plain(plain) from error
         member = self._member(plain)
@@ -500,7 +498,12 @@ class NamedListing:
         self._listing = listing
 
     def add_file(
-        self, row: str, name: object, code: int, place: int, values: Mapping[str, Any] | str
+        self,
+        row: str,
+        name: object,
+        place: int,
+        values: Mapping[str, Any] | str,
+        code: int = NO_LABEL,
     ) -> None:
         """Add an image by the name of its file; a file that cannot be used is a problem.
 

@@ -13,11 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.contracts import Entry, Source, SourceKind
-from shardkit.errors import BadImage, ConversionFailed, UsageError, setting
+from shardkit.errors import CHANGED, BadImage, ConversionFailed, UsageError, setting
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row
-from shardkit.sources.image_files import CHANGED, require_inside
-from shardkit.sources.images import image_axes, pixel_record, require_pixels
+from shardkit.sources.images import image_axes, pixel_record, require_inside, require_pixels
 from shardkit.sources.inputs import place, place_of, reading, require_rows
 from shardkit.sources.labels import read_classes
 from shardkit.sources.npy_arrays import PICKLE, PICKLED, NpyArrays, NpyOptions

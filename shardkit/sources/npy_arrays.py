@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.contracts import Entry, Scan, SourceOptions
-from shardkit.errors import BadImage, UsageError, setting
+from shardkit.errors import CHANGED, BadImage, UsageError, setting
 from shardkit.kinds.field import Field, check_schema, default_schema
 from shardkit.kinds.packing import with_fields
 from shardkit.options import option
 from shardkit.record import IMAGE, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
 from shardkit.sources.driver import ListedSource, Listing, Row
-from shardkit.sources.image_files import CHANGED, read_file, require_inside
-from shardkit.sources.imagefolder import is_split_name
+from shardkit.sources.images import read_file, require_inside
 from shardkit.sources.inputs import place, place_of, require_rows
 from shardkit.sources.labels import Value, classes_option, label_of, read_classes
 from shardkit.sources.npy_files import (
@@ -34,7 +33,7 @@ from shardkit.sources.npy_files import (
     values,
     walk,
 )
-from shardkit.sources.places import why_left_out
+from shardkit.sources.places import is_split_name, why_left_out
 from shardkit.sources.table_rows import columns_of, rows_of
 from shardkit.system import safe_paths
 from shardkit.system.files import as_name, as_text, require_local

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from shardkit.contracts import LOOSE
 from shardkit.errors import BadImage
 from shardkit.sources.driver import Listing
-from shardkit.sources.image_files import require_machine
+from shardkit.sources.images import require_machine
 from shardkit.sources.inputs import OpenedFile, reading
 from shardkit.sources.labels import Value, label_of
 from shardkit.system.files import as_text

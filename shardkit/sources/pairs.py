@@ -17,10 +17,10 @@ from shardkit.options import option
 from shardkit.record import NO_LABEL
 from shardkit.sources.annotated import AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
-from shardkit.sources.imagefolder import FOLDERS_TRIED, MASK_NAME, is_split_name
+from shardkit.sources.imagefolder import FOLDERS_TRIED, MASK_NAME
 from shardkit.sources.kept import Kept, parse_keep
 from shardkit.sources.named_files import NamedListing, Names, names_in
-from shardkit.sources.places import below
+from shardkit.sources.places import below, is_split_name
 from shardkit.sources.recognize import Overview
 from shardkit.sources.table_layout import unread_lists
 from shardkit.system.text import quoted
@@ -33,7 +33,7 @@ _OF_MASKS = re.compile(
 )
 _VOC_LISTS = "ImageSets/Segmentation"
 _VOC_IMAGES = "JPEGImages"
-VOC_MASKS = ("SegmentationClass", "SegmentationObject")
+_VOC_MASKS = ("SegmentationClass", "SegmentationObject")
 """The folders of masks of Pascal VOC: of classes, and of objects."""
 _SPLIT = re.compile(r"(?<![a-z])(train|val|test)[a-z]*", re.I)
 _END = re.compile(r"[_-][^_-]+\Z")
@@ -232,7 +232,7 @@ class Pairs(AnnotatedSource):
                     if mask := next(iter(there.values()), None):
                         self.probe(image, partial(self._size_of, str(mask[0])))
                     label = self._label(listings[split], stem)
-                    listing.add_file(image, image, label, number, there)
+                    listing.add_file(image, image, number, there, label)
             used = {
                 masks[name].get(_applied(pattern, stem))
                 for name, pattern in patterns.items()
@@ -379,8 +379,8 @@ def _layout_of_voc(seen: Overview, images: str | None, masks: Sequence[str]) -> 
     names = [
         split for split in ("train", "val", "test") if f"{split}.txt" in seen.files(_VOC_LISTS)
     ]
-    folders = masks or [name for name in VOC_MASKS if seen.images(name)]
-    if images not in (None, _VOC_IMAGES) or not (names and {*folders} & {*VOC_MASKS}):
+    folders = masks or [name for name in _VOC_MASKS if seen.images(name)]
+    if images not in (None, _VOC_IMAGES) or not (names and {*folders} & {*_VOC_MASKS}):
         return None
     return _Layout(dict.fromkeys(names, ("", "")), _VOC_IMAGES, folders, _VOC_LISTS)
 

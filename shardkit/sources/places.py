@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 
+from shardkit.codecs.foreign import UnreadImage
 from shardkit.codecs.image import image_field_of
-from shardkit.codecs.unread import UnreadImage
 from shardkit.contracts import Entry
 from shardkit.errors import BadImage, Problem, UsageError
-from shardkit.sources.image_files import open_at_once, read_file, require_machine
-from shardkit.sources.images import IMAGE_SUFFIXES
+from shardkit.sources.images import IMAGE_SUFFIXES, open_at_once, read_file, require_machine
 from shardkit.system.files import as_name, as_text, require_local
 from shardkit.system.late import load
 from shardkit.system.urls import STORES, scheme_and_path
@@ -49,6 +49,18 @@ _PLACES = {
     **dict.fromkeys(STORES, "shardkit.remote.bucket_folder:BucketFolder"),
 }
 """Functions that open a place, by the scheme of its URL."""
+
+
+_SPLIT = re.compile(
+    r"(?:train|training|val|valid|validation|test|testing|dev|eval)"
+    r"(?:[_ -]?(?:set|data|images?|imgs?|\d{1,4}))?",
+    re.IGNORECASE,
+)
+
+
+def is_split_name(name: str) -> bool:
+    """Return whether folders of this name are splits: train, Test, val2017, test_images."""
+    return _SPLIT.fullmatch(name) is not None
 
 
 def open_place(path: str | Path) -> Place:

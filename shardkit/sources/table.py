@@ -315,7 +315,7 @@ class Table(NamedSource):
         except BadImage as error:
             scan.listing.blame_row(where, name, error.stated)
         else:
-            scan.listing.add_file(where, name, code, spot, values)
+            scan.listing.add_file(where, name, spot, values, code)
 
     def _file_name(self, name: Any, names: Names, suffix: str | None = None) -> Any:
         """Return a name as relative to the root, if it leads there, and with slashes."""

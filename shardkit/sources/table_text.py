@@ -20,8 +20,7 @@ from shardkit.errors import ConversionFailed, UsageError, setting
 from shardkit.sources.images import has_image_suffix
 from shardkit.sources.zip_file import open_member, zip_folder
 from shardkit.system.files import open_regular
-from shardkit.system.formatting import size
-from shardkit.system.text import quoted
+from shardkit.system.text import quoted, size
 
 _UTF8 = "utf-8-sig"
 _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "spaces"}

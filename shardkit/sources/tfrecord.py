@@ -12,19 +12,27 @@ from typing import Any
 import numpy as np
 
 from shardkit.contracts import Entry, Range, SourceKind
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import CHANGED, BadImage, UsageError
 from shardkit.kinds.field import Field
 from shardkit.options import option, same_option
 from shardkit.record import NO_LABEL
 from shardkit.sources.column_source import Cells, ColumnSource, RowFile, row_files
 from shardkit.sources.columns import Column, ColumnOptions
-from shardkit.sources.image_files import CHANGED
 from shardkit.sources.inputs import MAX_IMAGE_BYTES, OpenedFile, find_files, place_of, reading
 from shardkit.sources.kept import kind_of_bytes
 from shardkit.sources.labels import Value
 from shardkit.sources.recognize import having
-from shardkit.sources.tf_example import Feature, Read, features
-from shardkit.sources.tfrecord_file import CHECKSUM, HEADER, RecordSpan, length_of, masked, records
+from shardkit.sources.tfrecord_file import (
+    CHECKSUM,
+    HEADER,
+    Feature,
+    Read,
+    RecordSpan,
+    features,
+    length_of,
+    masked,
+    records,
+)
 from shardkit.system.text import quoted
 
 _SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")

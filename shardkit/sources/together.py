@@ -14,8 +14,7 @@ from shardkit.record import Record
 from shardkit.registry import get_source, open_source
 from shardkit.sources.opening import MEMBER, Described
 from shardkit.sources.recognize import Recognized, left_out, the_kinds
-from shardkit.system.files import as_name, as_text
-from shardkit.system.safe_paths import parts_of
+from shardkit.system.files import as_name, as_text, parts_of_text
 from shardkit.system.text import name_list
 
 
@@ -186,9 +185,9 @@ def _places(description: Mapping[str, Any]) -> Sequence[str]:
         if description[MEMBER] == []:
             return ()
         file, folder = description[MEMBER]
-        parts_of(as_name(file))
+        parts_of_text(file)
         if folder:
-            parts_of(as_name(folder))
+            parts_of_text(folder)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptDataset(
             f"the manifest does not state the files of the split: {error}"

@@ -17,14 +17,11 @@ from shardkit.contracts import (
 from shardkit.errors import BadImage, Problem, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.options import option
-from shardkit.record import NO_LABEL
 from shardkit.sources.annotated import SIZE, AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
-from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.labels import LabelValues, checked_label, classes_option, read_classes
 from shardkit.sources.named_files import NamedListing, names_in
-from shardkit.sources.pairs import VOC_MASKS
-from shardkit.sources.places import below
+from shardkit.sources.places import below, is_split_name
 from shardkit.sources.recognize import Overview
 from shardkit.system.files import as_name, as_text
 from shardkit.system.text import quoted, shell
@@ -32,6 +29,7 @@ from shardkit.system.text import quoted, shell
 _IMAGES = ("JPEGImages", "images", "Images", "imgs")
 _ANNOTATIONS = ("Annotations", "annotations", "Annotation", "xmls", "labels")
 _SPLITS = "ImageSets/Main"
+_MASKS = "SegmentationClass"
 _MAX_XML = 16 << 20
 
 
@@ -109,7 +107,7 @@ class Voc(AnnotatedSource):
                 except BadImage as error:
                     listing.blame_row(row, image, error.stated)
                 else:
-                    listing.add_file(row, image, NO_LABEL, number, values)
+                    listing.add_file(row, image, number, values)
                     self.probe(image, values.get(SIZE))
                     self.count_outside(values["boxes"], values.get(SIZE))
         folders = {self._images: images, self._annotations: annotations}
@@ -124,9 +122,9 @@ class Voc(AnnotatedSource):
             for name in Overview(self.path).folders()
             if name not in read and not is_shared
         ]
-        if os.path.isdir(os.path.join(self.path, VOC_MASKS[0])):
+        if os.path.isdir(os.path.join(self.path, _MASKS)):
             pairs = shell("shardkit", "convert", "pairs", self.path, "DST", "--to", "lmdb")
-            self.notes.append(f"{VOC_MASKS[0]} has masks, which `{pairs}` reads")
+            self.notes.append(f"{_MASKS} has masks, which `{pairs}` reads")
         if others:
             self.notes.append(
                 f"{len(others):,} annotations name another image than the one of their ID, which "

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.contracts import AttachableSource, Attaching, Entry, SourceKind, SourceOptions
-from shardkit.errors import BadImage, UsageError, setting
+from shardkit.errors import CHANGED, BadImage, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.options import option
 from shardkit.record import NO_LABEL, load_json
 from shardkit.sources.column_source import Cells, RowFile, RowSource, row_files
 from shardkit.sources.columns import NONE, Column, lost_labels, usual_label
 from shardkit.sources.driver import Listing, Row
-from shardkit.sources.image_files import CHANGED
 from shardkit.sources.images import has_image_suffix
 from shardkit.sources.inputs import OpenedFile, find_files, place, place_of, scanning
 from shardkit.sources.kept import Kept, kind_of_suffix, parse_keep, value_of

@@ -13,26 +13,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from shardkit.codecs.image import inspect
 from shardkit.contracts import Recognition, SourceKind
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field
-from shardkit.record import NO_LABEL, Record
-from shardkit.sources.annotated import UPRIGHT, AnnotatedOptions, AnnotatedSource
+from shardkit.record import Record
+from shardkit.sources.annotated import UPRIGHT, AnnotatedOptions, AnnotatedSource, header_of
 from shardkit.sources.driver import Listing
-from shardkit.sources.imagefolder import is_split_name
 from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.named_files import NamedListing, Names, is_below
-from shardkit.sources.places import why_left_out
-from shardkit.system.files import as_name, as_text, read_small
-from shardkit.system.formatting import amount
+from shardkit.sources.places import is_split_name
+from shardkit.sources.recognize import Overview
+from shardkit.system.files import as_name, read_small
 from shardkit.system.late import load
-from shardkit.system.text import quoted, shell
-
-if TYPE_CHECKING:
-    from shardkit.sources.recognize import Overview
+from shardkit.system.text import amount, quoted, shell
 
 _SPLITS = ("train", "val", "test")
 _CLASS_FILES = ("classes.txt", "obj.names", "_darknet.labels")
@@ -122,7 +117,7 @@ class Yolo(AnnotatedSource):
                 except BadImage as error:
                     listing.blame_row(label, image, error.stated)
                 else:
-                    listing.add_file(label, image, NO_LABEL, number, values)
+                    listing.add_file(label, image, number, values)
         if total == len(found.bare) and total:
             image = found.bare[0]
             folders = [name for name in image.split("/")[:-1] if not is_split_name(name)]
@@ -144,10 +139,9 @@ class Yolo(AnnotatedSource):
 
     def fit(self, values: dict[str, Any], record: Record) -> dict[str, Any]:
         """Return boxes and points in stored pixels, from fractions of the picture."""
-        field = record.image_field
-        if field is None:
+        info = header_of(record)
+        if info is None:
             return values
-        info = inspect(record.fields[field], field)
         size = info.upright if self.options.annotated == UPRIGHT else (info.width, info.height)
         values["boxes"] = _scaled(values["boxes"], size * 2)
         if "keypoints" in self.schema:
@@ -252,10 +246,11 @@ class Yolo(AnnotatedSource):
         if any(described.values()):
             self._note_folder()
             return {split: images for split, images in described.items() if images}
-        folders = _folders(self.root, "")
+        seen = Overview(self.root)
+        folders = seen.folders()
         for pattern, tops in (
-            ("images/{}", _folders(self.root, "images")),
-            ("{}/images", [name for name in folders if "images" in _folders(self.root, name)]),
+            ("images/{}", seen.folders("images")),
+            ("{}/images", [name for name in folders if "images" in seen.folders(name)]),
             ("{}", folders),
         ):
             if splits := [name for name in tops if is_split_name(name)]:
@@ -380,14 +375,6 @@ def _listed_image(root: str, folder: str, line: str) -> str:
     ends = ["/".join(parts[start:]) for start in range(len(parts)) if ".." not in parts[start:]]
     below = [end for end in ends if os.path.exists(os.path.join(root, as_name(end)))]
     return below[0] if below else "/".join(parts)
-
-
-def _folders(root: str, inside: str) -> list[str]:
-    path = os.path.join(root, as_name(inside))
-    if not os.path.isdir(path):
-        return []
-    names = sorted(as_text(entry.name) for entry in os.scandir(path) if entry.is_dir())
-    return [name for name in names if not why_left_out(name)]
 
 
 def _description_in(root: str) -> Path | None:

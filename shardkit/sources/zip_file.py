@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
+from shardkit.codecs.foreign import UnreadImage
 from shardkit.codecs.image import image_field_of
-from shardkit.codecs.unread import UnreadImage
 from shardkit.contracts import Entry
 from shardkit.errors import BadImage, Problem, UsageError
-from shardkit.sources.image_files import open_at_once, require_machine
-from shardkit.sources.imagefolder import is_split_name
+from shardkit.sources.images import open_at_once, require_machine
 from shardkit.sources.inputs import OpenedFile, reading, refusing
 from shardkit.sources.places import (
     MAX_BYTES,
@@ -34,6 +33,7 @@ from shardkit.sources.places import (
     Place,
     below,
     claims_image,
+    is_split_name,
     why_left_out,
 )
 from shardkit.sources.recognize import Overview

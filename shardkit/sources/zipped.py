@@ -39,8 +39,7 @@ from shardkit.sources.zip_file import (
     read_member,
 )
 from shardkit.system.files import require_local
-from shardkit.system.formatting import amount
-from shardkit.system.text import shell
+from shardkit.system.text import amount, shell
 
 
 class ZipImages(ImageFolder, AttachableSource):

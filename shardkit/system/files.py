@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardkit.errors import UsageError
-from shardkit.system.safe_paths import UNFIT, Unfit, naming, open_plain, opened
+from shardkit.system.safe_paths import UNFIT, Unfit, naming, open_plain, opened, parts_of
 
 _BLOCK = 1 << 20
 """Bytes written in one call, unless a single buffer is larger."""
@@ -189,6 +189,14 @@ def as_name(text: str) -> str:
     ValueError if no file can have that name.
     """
     return text if text.isascii() else os.fsdecode(text.encode("utf-8", "surrogateescape"))
+
+
+def parts_of_text(text: str) -> tuple[str, ...]:
+    """Return the parts of a plain path below a folder, given as `as_text` returns it.
+
+    ValueError if it is no such path: see `shardkit.system.safe_paths.parts_of`.
+    """
+    return parts_of(as_name(text))
 
 
 class FileSha256:

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from shardkit.errors import MeasurementTimeout, UsageError
-from shardkit.sampling.order import check_integer
-from shardkit.system import formatting
+from shardkit.options import check_integer
 from shardkit.system.bootstrap import guard_helpers
-from shardkit.system.formatting import parse_bytes
 from shardkit.system.pool import end_with_parent
+from shardkit.system.text import parse_bytes
+from shardkit.system.text import size as in_words
 
 MARGIN = 0.1
 """Fraction of the memory to leave free: for fragmentation, the next batch on its way to the device,
@@ -53,8 +53,8 @@ class FoundBatchSize:
 
     def describe(self) -> str:
         """Return the result in one line."""
-        used = formatting.size(self.used)
-        memory = formatting.size(self.memory)
+        used = in_words(self.used)
+        memory = in_words(self.memory)
         return f"{self.batch_size}: uses {used} of {memory} on {self.device}"
 
 
@@ -160,7 +160,7 @@ class _Trials:
             self.peaks[size] = answer
             return True
         if answer is not None:
-            message = f"it uses {formatting.size(answer[0])} of {formatting.size(answer[1])}"
+            message = f"it uses {in_words(answer[0])} of {in_words(answer[1])}"
         self.reason = f"a batch of {size}: {message}"
         self.close()
         return False

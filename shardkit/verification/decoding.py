@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardkit.codecs.image import coding_of, decode_mask
-from shardkit.codecs.jpeg_faults import jpeg_loss
+from shardkit.codecs.libjpeg import jpeg_loss
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage

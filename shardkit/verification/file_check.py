@@ -15,7 +15,7 @@ from shardkit.system.files import as_name, sha256_of
 from shardkit.system.late import load
 from shardkit.system.safe_paths import UNFIT, status_of
 from shardkit.system.text import as_command
-from shardkit.verification.shard_check import Finding, ShardCheck
+from shardkit.verification.findings import Finding, ShardCheck
 
 _LISTING = "shardkit.attaching.check:check_listing"
 """Compares the files in the folder of a dataset with one file for each row."""

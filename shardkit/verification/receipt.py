@@ -21,7 +21,7 @@ from shardkit.record import dump_json, load_json
 from shardkit.system.files import as_text, read_small, write_atomically
 from shardkit.system.text import quoted
 from shardkit.system.user_files import remove_leftovers
-from shardkit.verification.shard_check import Finding
+from shardkit.verification.findings import Finding
 from shardkit.verification.source_comparison import SourceReport
 from shardkit.verification.verify import Verification
 

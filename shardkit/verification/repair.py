@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.staging import scratch_folder
 from shardkit.conversion.task import carry_out, load_part
-from shardkit.dataset.index import INDEX_DIRECTORY, ROWS_NAME
 from shardkit.dataset.manifest import FileEntry, ShardEntry
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
 from shardkit.errors import CorruptDataset, Problem, UsageError
 from shardkit.system.files import has_sha256, move_into, sha256_of
 from shardkit.system.pool import Meter, Progress, Report, run_tasks
+from shardkit.verification.findings import Finding
 from shardkit.verification.named_sources import Sources
 from shardkit.verification.reindex import rebuild_index
-from shardkit.verification.shard_check import Finding
 from shardkit.verification.source_match import SourceMatch, match_rows
 
 _NAMED = 3
@@ -75,8 +74,8 @@ def repair(
         damaged = _find_damage(opened.stores, result, workers, on_progress)
         sources = Sources(opened.splits, source)
         for store, entries in damaged:  # first the rows that others are matched with
-            one = _Repair(store, result, scratch, workers, on_progress)
-            one.run(sources.of(store), entries)
+            one = _Repair(store, entries, result, scratch, workers, on_progress)
+            one.run(sources.of(store))
     result.files.sort()
     result.findings.sort(key=lambda finding: finding.file)
     return result
@@ -141,14 +140,15 @@ class _Repair:
     """The repair of one store."""
 
     store: OpenedDataset
+    damaged: Sequence[FileEntry]
     result: Repaired
     scratch: Path
     workers: int
     on_progress: Report | None
 
-    def run(self, matches: Sequence[SourceMatch], damaged: Sequence[FileEntry]) -> None:
+    def run(self, matches: Sequence[SourceMatch]) -> None:
         """Rebuild damaged files: shards, then the index from the shards, then reports."""
-        shards = {entry.name: entry for entry in damaged if isinstance(entry, ShardEntry)}
+        shards = {entry.name: entry for entry in self.damaged if isinstance(entry, ShardEntry)}
         for match in matches:
             if any(shard.name in shards for shard in match.part.manifest.shards):
                 self._rebuild_shards(match, shards.keys())
@@ -157,12 +157,16 @@ class _Repair:
             held = f"{', '.join(manifest.fields_by_name)}, made from {manifest.source.get('name')}"
             for shard in shards.values():
                 self._fail(shard, f"it holds {held}: name it, too")
-        index = [entry for entry in damaged if entry.name.startswith(f"{INDEX_DIRECTORY}/")]
-        if index:
-            self._rebuild_index(index)
-        for entry in damaged:
-            if not isinstance(entry, ShardEntry) and entry not in index:
+        if self._index:
+            self._rebuild_index(self._index)
+        for entry in self.damaged:
+            if not isinstance(entry, ShardEntry) and not entry.is_of_index:
                 self._rebuild_report(matches, entry)
+
+    @property
+    def _index(self) -> list[FileEntry]:
+        """The damaged files of the index."""
+        return [entry for entry in self.damaged if entry.is_of_index]
 
     def _rebuild_shards(self, match: SourceMatch, damaged: Collection[str]) -> None:
         part = match.part
@@ -239,15 +243,14 @@ class _Repair:
 
     def _changed_images(self, match: SourceMatch, task: ShardTask) -> list[str]:
         """Return the files whose records differ from the index; empty if the index is damaged."""
-        store = self.store
+        if self._index:
+            return []
         part = match.part
         count = len(task.source)
         before = part.manifest.shards[: task.number - part.first]
         start = part.start + sum(shard.rows for shard in before)
         try:
-            if not store.holds(ROWS_NAME):
-                return []
-            old = store.index.rows()[start : start + count]
+            old = self.store.index.rows()[start : start + count]
             new = load_part(task, count)
         except (CorruptDataset, ValueError):
             return []

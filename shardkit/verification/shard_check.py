@@ -11,31 +11,25 @@ import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.handles import ShardFile
-from shardkit.dataset.index import HEAD, Index, IndexPart, checksum
+from shardkit.dataset.index import HEAD, IndexPart, checksum
 from shardkit.dataset.index_builder import FileWindow, ShardRecords, difference, open_records
-from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry
 from shardkit.errors import CorruptDataset, CorruptShard
-from shardkit.kinds.field import Schema
 from shardkit.record import IMAGE
 from shardkit.registry import get_format
-from shardkit.system.files import FileSha256, as_name
+from shardkit.system.files import FileSha256
 from shardkit.system.late import load
 from shardkit.system.pool import Meter
 from shardkit.system.safe_paths import UNFIT
 from shardkit.verification.decoding import decoding_fault, range_fault
-from shardkit.verification.record_comparison import (
-    ComparisonResult,
-    RecordComparison,
-    SourceComparison,
-)
+from shardkit.verification.findings import CheckedShard, Finding, ShardCheck
+from shardkit.verification.record_comparison import ComparisonResult, RecordComparison
 
 _RUN_BYTES = 7 << 18
 _RUN_ROWS = 4096
@@ -51,95 +45,6 @@ _TAIL = 4096
 MOST_FINDINGS = 10_000
 """Maximum damaged records reported per shard: a small file may state millions of rows, and each
 finding takes memory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One piece of damage, or one difference from the source."""
-
-    file: str
-    """The damaged file, relative to the verified directory."""
-    reason: str
-    key: str | None = None
-    """Key of the damaged record; None if the damage is not in one record."""
-    path: str | None = None
-    """The record's source path."""
-    row: int | None = None
-    """The record's row in its dataset."""
-    source: bool = False
-    """Whether the source differs; the dataset may be unchanged."""
-    as_stored: bool = False
-    """Whether the record has the bytes that the conversion stored: the image was already bad."""
-    unread: bool = False
-    """Whether the file could not be read, so that nothing is known about its content."""
-    receipt: bool = False
-    """Whether it differs from a receipt; it may be undamaged."""
-
-    @classmethod
-    def of_error(cls, file: str, error: OSError) -> Finding:
-        """Return the finding for a file that could not be read."""
-        reason = f"it cannot be read: {error.strerror or error}; run the same command again"
-        return cls(file=file, reason=reason, unread=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardCheck:
-    """One shard to check: the task of a worker process."""
-
-    folder: Path
-    """Folder of the shard."""
-    prefix: str
-    """Prefix of file names in findings: the folder of the store, or ""."""
-    entry: ShardEntry
-    format: str
-    start: int
-    """The shard's first row in the dataset."""
-    loose: bool
-    """Whether each row is a file in the folder."""
-    index: Index
-    """The index of the store."""
-    decode: bool
-    raw_shape: tuple[int, int, int] | None
-    schema: Schema
-    """The fields of all records."""
-    meta: dict[str, Any]
-    """Expected metadata of the shard."""
-    against: SourceComparison | None = None
-    """The source to compare the records with, in addition to the index."""
-
-    @property
-    def path(self) -> Path:
-        """The shard's file."""
-        return self.folder / as_name(self.entry.name)
-
-    @property
-    def file(self) -> str:
-        """The name of the shard in findings."""
-        return self.prefix + self.entry.name
-
-    def finding(
-        self, reason: str, row: int | None = None, index: IndexPart | None = None, file: str = ""
-    ) -> Finding:
-        """Return damage of the shard, or of the record at a ``row`` of ``index``."""
-        finding = Finding(file=self.prefix + (file or self.entry.name), reason=reason)
-        if row is None:
-            return finding
-        finding = replace(finding, row=self.start + row)
-        if index is None or row >= len(index.keys):
-            return finding
-        return replace(finding, key=index.keys[row], path=index.paths[row])
-
-
-class CheckedShard(NamedTuple):
-    """The result of checking one shard."""
-
-    findings: list[Finding]
-    """All damage to its records and structure, not including a wrong SHA-256."""
-    records: int
-    """Number of records read."""
-    sha256: str
-    compared: ComparisonResult | None
-    """Result of the comparison with the source, if requested."""
 
 
 class Checks:
@@ -195,7 +100,7 @@ def _check_records(task: ShardCheck) -> CheckedShard:
                 meta = records.meta
                 if wrong := [name for name in task.meta if meta.get(name) != task.meta[name]]:
                     reason = f"{task.entry.name} was made with another {', another '.join(wrong)}"
-                    findings.append(task.finding(reason, file=MANIFEST_NAME if intact else ""))
+                    findings.append(task.of_manifest(reason) if intact else task.finding(reason))
                 unknown = np.flatnonzero(~equal).tolist()
                 others, compared = _check_each(task, records, unknown, index, intact=intact)
                 findings += others

@@ -13,9 +13,9 @@ from shardkit.dataset.parts import changed_fields
 from shardkit.errors import BadImage
 from shardkit.pipeline import convert_record
 from shardkit.system.files import as_text
+from shardkit.verification.findings import Finding, ShardCheck
 from shardkit.verification.named_sources import Sources
 from shardkit.verification.record_comparison import ComparisonResult, SourceComparison
-from shardkit.verification.shard_check import Finding, ShardCheck
 from shardkit.verification.source_match import SourceMatch, match_rows
 
 

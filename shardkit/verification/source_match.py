@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardkit.contracts import Entry, Images, Scan
-from shardkit.conversion.plan import as_stored, copying, software_of
+from shardkit.conversion.plan import as_stored, copying
 from shardkit.dataset.index import string_files
 from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
@@ -20,7 +20,7 @@ from shardkit.recipe import Recipe
 from shardkit.record import LABEL
 from shardkit.registry import get_format
 from shardkit.system.text import is_within
-from shardkit.verification.shard_check import Finding
+from shardkit.verification.findings import Finding
 
 OTHER_FOLDER = "is it the right folder?"
 """The remedy where a source has none of the files."""
@@ -196,7 +196,7 @@ def match_part(
     images = [entry for entry in rows.entries if not is_within(entry.path, bad)]
     storage = get_format(manifest.format)
     then = manifest.software
-    now = software_of(storage, recipe)
+    now = storage.software()
     other_software = {
         name: (then.get(name, "absent"), now.get(name, "absent"))
         for name in sorted(then.keys() | now.keys())

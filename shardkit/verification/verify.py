@@ -17,8 +17,9 @@ from shardkit.system.late import load
 from shardkit.system.pool import Progress, Report, run_tasks, worthwhile
 from shardkit.system.urls import STORES, as_local, scheme_and_path
 from shardkit.verification.file_check import check_files, check_index
+from shardkit.verification.findings import Finding, ShardCheck
 from shardkit.verification.record_comparison import ComparisonResult
-from shardkit.verification.shard_check import Checks, Finding, ShardCheck
+from shardkit.verification.shard_check import Checks
 from shardkit.verification.source_comparison import Comparison, SourceReport
 
 LEVELS = ("quick", "full", "decode")
@@ -60,6 +61,14 @@ class Verification:
     def ok(self) -> bool:
         """Whether the dataset is intact, and equals its source if that was compared."""
         return not self.findings
+
+    @property
+    def can_restore(self) -> bool:
+        """Whether files are damaged that `repair` rebuilds, or that a user restores if attached."""
+        return any(
+            finding.file != MANIFEST_NAME and (self.attached or finding.kind == "damaged")
+            for finding in self.findings
+        )
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from scripts.fuzzing.pngs import outcome, random_png
 from scripts.fuzzing.target import Target, broken
 from shardkit.codecs.geometry import Region
 from shardkit.codecs.image import Decoding, ImageInfo, decode, inspect, sniff
+from shardkit.codecs.libjpeg import reduction
 from shardkit.codecs.limits import MAX_PIXELS
-from shardkit.codecs.reduced import reduction
 from shardkit.dataset.decode import decode_region
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage

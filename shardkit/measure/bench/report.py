@@ -12,13 +12,7 @@ import numpy as np
 from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.other_load import OtherLoad
 from shardkit.measure.runner.rounds import Result, Spread
-from shardkit.system.formatting import (
-    amount,
-    json_value,
-    significant,
-    size,
-)
-from shardkit.system.text import printable, shortened
+from shardkit.system.text import amount, json_value, printable, shortened, significant, size
 
 VERSION = 3
 """Version of the JSON that `BenchReport.as_dict` returns."""

@@ -14,7 +14,7 @@ from shardkit.measure.doctor.pipeline import Loading, Pipeline
 from shardkit.measure.runner.environment import library_versions
 from shardkit.measure.runner.session import Session
 from shardkit.system import machine, native
-from shardkit.system.formatting import size
+from shardkit.system.text import size
 from shardkit.torch.data.memory import SHARED_MEMORY
 from shardkit.torch.engine import preflight
 from shardkit.torch.engine.processes import FILES_PER_BATCH, SPARE_SLOTS

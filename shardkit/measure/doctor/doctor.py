@@ -28,7 +28,8 @@ from shardkit.measure.doctor.pipeline import (
     measure_step,
     sample_lines,
 )
-from shardkit.measure.doctor.profile import OWN_CODE, Profile, profile
+from shardkit.measure.doctor.profile import OWN_CODE, Profile
+from shardkit.measure.doctor.profiling import profile
 from shardkit.measure.doctor.remedies import loop_changes, propose, together
 from shardkit.measure.doctor.stored import convert_images, to_convert, write_images
 from shardkit.measure.runner.other_load import CpuMeter, OtherLoad

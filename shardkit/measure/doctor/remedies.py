@@ -10,8 +10,8 @@ from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import MATTERS, OWN_CODE, WAITS, Profile
 from shardkit.recipe import Recipe
 from shardkit.system import compiled
-from shardkit.system.formatting import plural, size
 from shardkit.system.priority import priority_problem
+from shardkit.system.text import plural, size
 from shardkit.torch.engine.options import ENGINE_KINDS
 
 _MARGIN = 8 / 7

@@ -11,15 +11,12 @@ from torch.utils.data import Dataset, Subset
 
 from shardkit.codecs.image import SNIFF_BYTES, ImageInfo, inspect, sniff
 from shardkit.codecs.planes import sniff_planes
-from shardkit.conversion.build_all import Builder
-from shardkit.conversion.convert import convert_scan
-from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.convert import convert
 from shardkit.measure.doctor.command import SOURCE, Convertible, convertible
 from shardkit.measure.runner.session import Session
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE, PLANES
 from shardkit.registry import DEFAULT_SOURCE
-from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.machine import usable_cpus
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.reader_options import ReaderOptions
@@ -113,10 +110,7 @@ def write_images(session: Session, *, rows: list[int], files: Sequence[str], fol
 
 def convert_images(source: Path, target: Path, recipe: Recipe) -> None:
     """Convert the files of `write_images`."""
-    options = ConvertOptions(to=FORMAT, recipe=recipe)
-    convert_scan(
-        scan_imagefolder(source, splits=False), target, options, Builder(workers=usable_cpus())
-    )
+    convert(source, target, to=FORMAT, recipe=recipe, splits=False, workers=usable_cpus())
 
 
 def to_convert(session: Session, *, files: Sequence[str]) -> Convertible:

@@ -20,8 +20,7 @@ from shardkit.errors import ShardkitError, UsageError
 from shardkit.measure.runner.folder import PlainFolder
 from shardkit.measure.runner.spec import Subject
 from shardkit.system.files import require_local
-from shardkit.system.formatting import size
-from shardkit.system.text import printable, shortened
+from shardkit.system.text import printable, shortened, size
 from shardkit.torch.data.crops import OPERATIONS
 from shardkit.torch.data.datasets import ShardDataset, open_dataset
 from shardkit.torch.data.images import DECODES

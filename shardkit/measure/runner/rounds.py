@@ -14,7 +14,7 @@ from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.spec import PLAIN, LoaderSpec, StepSpec, StopCondition, Subject
 from shardkit.measure.runner.timing import Measurement
-from shardkit.system.formatting import amount
+from shardkit.system.text import amount
 
 CACHES = ("warm", "cold")
 """``warm``: the files are cached. ``cold``: their pages were dropped before."""

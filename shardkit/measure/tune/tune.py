@@ -33,9 +33,8 @@ from shardkit.measure.tune.search import (
     search,
 )
 from shardkit.options import option, takes
-from shardkit.system.formatting import amount, json_value
 from shardkit.system.machine import usable_cpus
-from shardkit.system.text import printable
+from shardkit.system.text import amount, json_value, printable
 from shardkit.torch.engine.preflight import default_workers, local_ranks, suited_engine
 from shardkit.torch.tuned import Tuned
 

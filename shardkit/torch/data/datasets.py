@@ -25,16 +25,14 @@ from shardkit.dataset.shardset import (
 )
 from shardkit.errors import UsageError
 from shardkit.kinds.field import Schema
-from shardkit.options import takes
-from shardkit.sampling.order import check_integer
+from shardkit.options import check_integer, takes
 from shardkit.system.late import load
 from shardkit.torch.data.batch_rows import BatchRows, WindowReader
 from shardkit.torch.data.collate import PAIR, BatchView, Sample, SeveralViews
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import BatchContext, EpochCell
 from shardkit.torch.data.reader_options import Function, ReaderOptions, Transforms, choose_fields
-from shardkit.torch.data.sample_reader import SampleReader
-from shardkit.torch.data.transforms import FieldTransforms
+from shardkit.torch.data.sample_reader import FieldTransforms, SampleReader
 
 _Self = TypeVar("_Self", bound="ShardDataset")
 

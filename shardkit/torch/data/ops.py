@@ -19,7 +19,7 @@ import numpy.typing as npt
 from shardkit.codecs.geometry import Region, crop_or_pad
 from shardkit.codecs.image import Box, Decoding, pixel_codec, resize
 from shardkit.codecs.image_type import TypedPixels
-from shardkit.codecs.reduced import same_scale
+from shardkit.codecs.libjpeg import same_scale
 from shardkit.dataset.decode import DecodedRegion, decode_region, enclosing
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import UsageError, setting

@@ -25,8 +25,9 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
+from shardkit.options import check_integer
 from shardkit.record import IMAGE, LABEL
-from shardkit.sampling.order import Draws, check_integer, derive_key, sample_number
+from shardkit.sampling.order import Draws, derive_key, sample_number
 from shardkit.torch.data.memory import new_shared
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.schedule import Request, view_number

@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from shardkit.dataset.parts import converted_digest
 from shardkit.errors import StateMismatch
-from shardkit.sampling.order import check_integer
+from shardkit.options import check_integer
 from shardkit.system.text import quoted
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.schedule import BatchSchedule

@@ -10,8 +10,9 @@ import numpy as np
 import torch.distributed
 
 from shardkit.errors import UsageError
+from shardkit.options import check_integer
 from shardkit.sampling.epochs import Epochs
-from shardkit.sampling.order import Order, Positions, check_integer
+from shardkit.sampling.order import Order, Positions
 from shardkit.sampling.ranks import (
     Rank,
     ResolvedRank,
@@ -20,7 +21,7 @@ from shardkit.sampling.ranks import (
     count_steps,
     steps,
 )
-from shardkit.system.formatting import amount
+from shardkit.system.text import amount
 
 _Number = TypeVar("_Number", int, Positions)
 

@@ -18,8 +18,9 @@ import torch
 from shardkit.errors import UsageError, setting
 from shardkit.sampling.order import BatchDraws, Draws, Positions, sample_number
 from shardkit.sampling.ranks import Rank
-from shardkit.system import formatting
 from shardkit.system.machine import free_memory
+from shardkit.system.text import amount
+from shardkit.system.text import size as in_words
 from shardkit.torch.data import nested
 from shardkit.torch.data.collate import BatchView, Values, collate
 from shardkit.torch.data.crops import RandomCrop
@@ -473,7 +474,7 @@ def _require_one_size(dataset: ShardDataset, same: Iterable[str]) -> None:
         missing = len(dataset) - int(dataset.has(name).sum())
         if missing:
             raise UsageError(
-                f"resident= needs {name!r} in each row, and {formatting.amount(missing, 'row')} "
+                f"resident= needs {name!r} in each row, and {amount(missing, 'row')} "
                 f"of {dataset.path} lack it",
                 remedy=f"use dataset.select(dataset.has({name!r}))",
             )
@@ -530,7 +531,7 @@ def _require_memory(needed: int, device: torch.device) -> None:
         return
     of_ranks = f" for each of {ranks} ranks" if ranks > 1 else ""
     raise UsageError(
-        f"resident={device.type!r} needs {formatting.size(needed)} of memory{of_ranks}, and "
-        f"{formatting.size(free)} are free",
+        f"resident={device.type!r} needs {in_words(needed)} of memory{of_ranks}, and "
+        f"{in_words(free)} are free",
         remedy="leave resident= out, or store smaller images (convert --resize)",
     )

@@ -221,7 +221,7 @@ def test_a_plan_replaces_a_dataset_only_if_forced(source: Path, tmp_path: Path) 
 def test_other_versions_of_libraries_are_refused(
     planned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardkit.conversion.build.software_of", lambda *_: {"pillow": "0.1"})
+    monkeypatch.setattr("shardkit.contracts.Format.software", lambda _: {"pillow": "0.1"})
     refuses(2, "work", planned, "--task", 0, facts=("pillow is 0.1",))
 
 

@@ -15,9 +15,9 @@ from PIL import Image
 from table import for_each
 
 from shardkit import CenterCrop, convert, open_dataset, repair, verify
-from shardkit.codecs import jpeg_faults
+from shardkit.codecs import libjpeg
 from shardkit.codecs.image import decode
-from shardkit.codecs.jpeg_faults import jpeg_loss
+from shardkit.codecs.libjpeg import jpeg_loss
 from shardkit.errors import BadImages
 from shardkit.torch.data.images import DecodeName
 
@@ -171,7 +171,7 @@ def test_extra_bytes_that_cannot_be_located_count_as_lost_data(
     monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """Without those after one scan, libjpeg gives the same warning about the next."""
-    monkeypatch.setattr(jpeg_faults, "_MOST_TRIES", most)
+    monkeypatch.setattr(libjpeg, "_MOST_TRIES", most)
     flat = encoded(Image.new("L", (32, 32), 77), progressive=True)
     scan = at(flat, 0xDA)
     data = flat[:scan] + flat[scan:].replace(b"\xff\xc4", JUNK + b"\xff\xc4")

@@ -12,8 +12,7 @@ from table import for_each
 
 from shardkit.codecs import libjpeg
 from shardkit.codecs.image import decode
-from shardkit.codecs.jpeg_faults import is_warning
-from shardkit.codecs.libjpeg import JpegError, decode_jpeg, read_header
+from shardkit.codecs.libjpeg import JpegError, decode_jpeg, is_warning, read_header
 from shardkit.errors import BadImage
 from shardkit.system import compiled, native
 

@@ -10,7 +10,7 @@ from refusals import refused
 from shardkit import UsageError
 from shardkit.conversion.plan import spell_bytes
 from shardkit.recipe import Recipe, parse_color, parse_size, spell_color, spell_size
-from shardkit.system.formatting import parse_bytes
+from shardkit.system.text import parse_bytes
 
 
 @pytest.mark.parametrize(

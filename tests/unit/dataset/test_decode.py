@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardkit.codecs.geometry import Region
 from shardkit.codecs.image import EXACT, Decoding, Pixels, WrongSizeError
 from shardkit.codecs.image_type import ImageType
-from shardkit.codecs.reduced import reduction, sufficient_eighths
+from shardkit.codecs.libjpeg import reduction, sufficient_eighths
 from shardkit.dataset.decode import decode_region, decode_stored, enclosing
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage

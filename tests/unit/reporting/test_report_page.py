@@ -27,8 +27,7 @@ from shardkit.reporting import page as page_module
 from shardkit.reporting.charts import histogram
 from shardkit.reporting.page import page
 from shardkit.reporting.report import DatasetReport, Histogram
-from shardkit.system.formatting import significant, size
-from shardkit.system.text import printable
+from shardkit.system.text import printable, significant, size
 
 SECTIONS = (
     "Findings",

@@ -454,7 +454,7 @@ RAW = {
 def test_no_type_of_image_is_left_out(
     tmp_path: Path, name: str, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardkit.codecs.unread.find_spec", lambda _: None)  # of extras
+    monkeypatch.setattr("shardkit.codecs.foreign.find_spec", lambda _: None)  # of extras
     make_tree(tmp_path, {"cat/1.jpg": JPEG, f"cat/{file}": RAW[name]})
     scan = scanned(tmp_path)
     assert found(scan).keys() == {"cat/1.jpg", f"cat/{file}"}

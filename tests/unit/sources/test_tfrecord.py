@@ -22,8 +22,7 @@ from shardkit.errors import BadImage
 from shardkit.registry import get_source
 from shardkit.sources.crc32c import crc32c
 from shardkit.sources.inputs import OpenedFile
-from shardkit.sources.tf_example import features
-from shardkit.sources.tfrecord_file import records
+from shardkit.sources.tfrecord_file import features, records
 
 A, B, C = (png(8, 6, seed) for seed in range(3))
 

@@ -14,12 +14,17 @@ from table import for_each
 
 from shardkit import UsageError
 from shardkit.system import text_hashes
-from shardkit.system.formatting import (
+from shardkit.system.text import (
     amount,
+    as_command,
+    name_list,
+    printable,
+    quoted,
+    shell,
+    shortened,
     significant,
     size,
 )
-from shardkit.system.text import as_command, name_list, printable, quoted, shell, shortened
 from shardkit.system.text_hashes import TextHashes
 from shardkit.system.urls import as_local, as_url
 

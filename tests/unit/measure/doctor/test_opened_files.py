@@ -18,7 +18,8 @@ from shardkit.measure.doctor import checks
 from shardkit.measure.doctor.checks import CHECKS, SEVERITIES, Finding, Plan, run_checks
 from shardkit.measure.doctor.opened_files import only_image, opened_paths
 from shardkit.measure.doctor.pipeline import Loading, Pipeline
-from shardkit.measure.doctor.profile import Profile, profile
+from shardkit.measure.doctor.profile import Profile
+from shardkit.measure.doctor.profiling import profile
 from shardkit.measure.doctor.remedies import propose
 from shardkit.measure.doctor.stored import convert_images, to_convert, write_images
 from shardkit.measure.runner.session import Session
