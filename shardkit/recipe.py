@@ -224,7 +224,8 @@ class Recipe(RecipeOptions):
             raise UsageError(f"{setting('resize', size)} is not from 1 to 65535 pixels")
         if not all(0 <= part <= 255 for part in self.fill):
             raise UsageError(f"background {self.background} is not three numbers from 0 to 255")
-        if self.encode == "raw" and not self.has_fixed_size:
+        has_one_size = self.resize is not None and self.resize_mode in ("crop", "pad", "stretch")
+        if self.encode == "raw" and not has_one_size:
             raise UsageError(
                 "the encoding raw requires images of one size: resize to HxW in the mode crop, "
                 "pad or stretch"
@@ -270,11 +271,6 @@ class Recipe(RecipeOptions):
     def fill(self) -> Color:
         """The color `background`."""
         return cast(Color, self.background)
-
-    @property
-    def has_fixed_size(self) -> bool:
-        """Whether all images get the same size, unless some are smaller."""
-        return self.resize is not None and self.resize_mode in ("crop", "pad", "stretch")
 
     @property
     def raw_shape(self) -> tuple[int, int, int] | None:

@@ -328,7 +328,11 @@ class ImageFolder(PartedSource):
         entries = scan.splits[split].entries if split in scan.splits else ()
         if not skipped:
             return entries
-        unlisted = {problem.path for problem in skipped if _was_never_listed(problem)}
+        unlisted = {
+            problem.path
+            for problem in skipped
+            if problem.reason in _NEVER_LISTED or problem.reason.startswith(UNREADABLE_FOLDER)
+        }
         by_path = {entry.path: entry for entry in entries if not is_within(entry.path, unlisted)}
         labels = {name: label for label, name in enumerate(scan.classes or ())}
         for problem in skipped:
@@ -350,10 +354,6 @@ def scan_imagefolder(
 ) -> Scan:
     """List the images below ``root``, and their classes; see `ImageFolder` for the arguments."""
     return ImageFolder(root, FolderOptions(class_order=class_order, splits=splits)).scan()
-
-
-def _was_never_listed(problem: Problem) -> bool:
-    return problem.reason in _NEVER_LISTED or problem.reason.startswith(UNREADABLE_FOLDER)
 
 
 def _are_splits(place: Place, folders: Sequence[str]) -> bool:
@@ -440,7 +440,8 @@ def _find(finder: Finder, folders: _Folders) -> Iterator[Entry]:
     for label, name in folders.classes:
         yield from _entries(finder.files(name, recurse=True), label)
     if folders.labeled and not folders.classes:
-        loose = [_loose(path) for path, *_ in finder.files("", recurse=False)]
+        files = finder.files("", recurse=False)
+        loose = [Problem(path=path, reason=LOOSE) for path, *_ in files]
         finder.ignored += [*finder.problems, *loose]
         finder.problems.clear()
     elif not folders.labeled:
@@ -454,10 +455,6 @@ def _entries(files: Iterable[tuple[str, int, int]], label: int) -> Iterator[Entr
         keys = make_keys(path for path, *_ in folder)
         for key, (path, size, mtime) in zip(keys, folder, strict=True):
             yield Entry(path, key, label, size, mtime)
-
-
-def _loose(path: str) -> Problem:
-    return Problem(path=path, reason=LOOSE)
 
 
 def _ordered(names: Iterable[str], class_order: str) -> tuple[str, ...]:

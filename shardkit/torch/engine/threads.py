@@ -87,7 +87,9 @@ class ThreadEngine(Engine):
         group, free = self.at_once()
         # PyTorch's current device is that of a thread.
         device = torch.cuda.current_device() if self._pinned else None
-        threads = _WorkerThreads(self._makers(), device, is_low=self._is_low)
+        threads = _WorkerThreads(
+            [partial(self._make, mark) for mark in self._marks], device, is_low=self._is_low
+        )
         owner = os.getpid()
         jobs: deque[_Job] = deque()
 
@@ -121,10 +123,6 @@ class ThreadEngine(Engine):
         if self._is_prefetch_default:
             return group, group * prefetch
         return max(1, min(group, prefetch // (self._threads + 1))), prefetch
-
-    def _makers(self) -> list[Callable[[_Job], None]]:
-        """Return the function of each thread."""
-        return [partial(self._make, mark) for mark in self._marks]
 
     def _make(self, mark: npt.NDArray[np.int64] | None, job: _Job) -> None:
         """Make the batches of a job; runs in a thread."""
