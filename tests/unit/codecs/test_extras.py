@@ -19,7 +19,7 @@ from PIL import Image
 from refusals import ROOT, refused
 
 from shardkit import convert, open_dataset, open_source, verify
-from shardkit.codecs import extras, unread
+from shardkit.codecs import extras, foreign
 from shardkit.errors import BadImage, BadImages, UsageError
 
 FOLDER = Path(__file__).parent / "heif"
@@ -100,7 +100,7 @@ def test_a_size_over_the_limit_is_refused_before_decoding(tmp_path: Path) -> Non
 def test_without_the_extra_it_is_named(
     photos: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unread, "find_spec", lambda _: None)
+    monkeypatch.setattr(foreign, "find_spec", lambda _: None)
     if name == "jxl":
         photos = make_tree(tmp_path / "jxl", {"a.png": b"\xff\x0a\xfa\x1f\x41\x90"})
     source = open_source("imagefolder", photos)
