@@ -99,6 +99,8 @@ class ShardkitError(Exception):
     """A sentence, or the end of one."""
     where: str | None = None
     """The file, folder, URL or option that it concerns; None if the message alone names it."""
+    lacks = ""
+    """The option with which the same call succeeds, as `setting` returns it."""
 
     def __init__(
         self, message: str = "", *, remedy: str | None = None, where: object = None

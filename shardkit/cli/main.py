@@ -18,7 +18,7 @@ from shardkit._version import __version__
 from shardkit.cli.run import Run, error_fields, hinted, open_streams, say, show_usage_error
 from shardkit.errors import STOPS, ShardkitError, UsageError, spelled
 from shardkit.system import native
-from shardkit.system.text import suggestion
+from shardkit.system.text import shell, suggestion
 
 _COMMANDS: dict[str, dict[str, str]] = {
     "Create": {
@@ -184,6 +184,9 @@ def main() -> NoReturn:
         _fail(run, 130, _interrupted(), error_fields(error, "interrupted", remedy=_resuming()))
     except ShardkitError as error:
         what = spelled(error.problem, run.spell).rstrip("".join(STOPS))
+        if error.lacks:
+            again = shell("shardkit", *sys.argv[1:], spelled(error.lacks, run.spell))
+            error.remedy = f"{error.remedy}: {again}"
         remedy = None if error.remedy is None else spelled(error.remedy, run.spell)
         code = 2 if isinstance(error, UsageError) else 1
         _fail(run, code, error.text(run.spell), error_fields(error, what, remedy=remedy))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.contracts import Entry, SourceOptions, recorded
+from shardkit.contracts import Entry, Scan, SourceOptions, recorded
 from shardkit.errors import CHANGED, BadImage, Problem, UsageError, setting
 from shardkit.kinds.field import Schema, describe_schema, load_schema
 from shardkit.kinds.packing import with_fields
@@ -37,6 +37,8 @@ from shardkit.system.files import as_name, as_text, parts_of_text, read_small, r
 from shardkit.system.text import quoted
 from shardkit.system.text_hashes import TextHashes
 
+_LEADS = "it is below a link that leads out of the root folder"
+_FOLLOWED = setting("follow_links", True)
 _TOO_DEEP = "its values are nested too deeply"
 
 _ELSEWHERE = "elsewhere"
@@ -110,6 +112,20 @@ class NamedSource(ListedSource):
             self.numbers = {name: tuple(map(int, codes)) for name, codes in numbers.items()}
         except (ValueError, TypeError, AttributeError) as error:
             raise UsageError(f"the description of {self} is damaged: {error}") from error
+
+    def scan(self, classes: Sequence[str] | None = None) -> Scan:
+        """List the images; UsageError if all are links that lead out of the folder."""
+        found = super().scan(classes)
+        problems = [problem for listed in found.problems.values() for problem in listed]
+        if not any(map(len, found.splits.values())) and all(_LEADS in p.reason for p in problems):
+            error = UsageError(
+                f"all images of {self} are links that lead out of {self.root}, as in a cache of "
+                "the Hub",
+                remedy=f"if you trust these, add {_FOLLOWED}",
+            )
+            error.lacks = _FOLLOWED
+            raise error
+        return found
 
     def _is_folder(self, path: str) -> bool:
         archive = zip_folder(path) if self.reads_zip else None
@@ -356,10 +372,7 @@ class Names:
 
     def _require_below(self, path: str) -> None:
         if not self._follows_links and not is_below(os.path.realpath(path), self._top):
-            raise BadImage(
-                "it is below a link that leads out of the root folder",
-                remedy=f"if you trust its links, add {setting('follow_links', True)}",
-            )
+            raise BadImage(_LEADS, remedy=f"if you trust its links, add {_FOLLOWED}")
 
     def images(self, folder: str = "") -> Iterator[str]:
         """Yield the images in a folder and below it, by suffix, sorted, as paths below the root.

@@ -263,14 +263,15 @@ def test_a_mask_of_another_size_is_bad(tmp_path: Path, options: dict[str, Any]) 
 
 
 def test_nothing_outside_of_the_folder_is_read(tmp_path: Path) -> None:
-    source = make_tree(tmp_path / "src", {"images/a.jpg": JPEG, "masks/b.png": MASK})
+    files = {"images/a.jpg": JPEG, "images/b.jpg": JPEG, "masks/b.png": MASK}
+    source = make_tree(tmp_path / "src", files)
     make_tree(tmp_path, {"secret.png": MASK, "out/a.png": MASK})
     (source / "masks/a.png").symlink_to(tmp_path / "secret.png")
     reason = scan(source).problems[""][0].reason
     assert "leads out of" in reason
     assert "follow_links=True" in reason
     followed = scan(source, follow_links=True)
-    assert pairs(followed) == {"": [("images/a.jpg", *ONE)]}
+    assert pairs(followed) == {"": [("images/a.jpg", *ONE), ("images/b.jpg", *ONE)]}
     convert(open_source("pairs", source, follow_links=True), tmp_path / "made", to="lmdb")
     assert verify(tmp_path / "made", against=source).findings == []
     for masks in ("../out", "mask=/etc"):

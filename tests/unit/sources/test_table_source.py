@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shlex
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from foreign import pixels_of, write_table
 from helpers import invoke, jpeg, make_tree, png, run_main
-from refusals import refused
+from refusals import refused, refuses
 
 from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
 from shardkit.errors import BadImage, BadImages
@@ -597,3 +598,17 @@ def test_class_names_may_be_those_of_folders(tmp_path: Path) -> None:
     scanned = scan(tmp_path / "val.csv", root=tmp_path / "val", classes=str(tmp_path / "train"))
     assert scanned.classes == ("n01", "n02")
     assert [entry.label for entry in scanned.splits[""].entries] == [1]
+
+
+def test_a_cache_of_the_hub_gets_the_command_that_follows_its_links(tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub" / "snapshots" / "1f"
+    snapshot.mkdir(parents=True)
+    make_tree(tmp_path / "hub" / "blobs", {"a": IMAGES[0], "t": b"file_name,label\na.png,x\n"})
+    (snapshot / "a.png").symlink_to("../../blobs/a")
+    (snapshot / "metadata.csv").symlink_to("../../blobs/t")
+    command = ("convert", tmp_path / "hub", tmp_path / "out", "--to", "lmdb", "--workers", "1")
+    done = refuses(2, *command, facts=(snapshot, "links"))
+    again = done.stderr.split("add --follow-links: shardkit ")[1]
+    assert shlex.split(again) == [*map(str, command), "--follow-links"]
+    assert run_main(*shlex.split(again)).returncode == 0
+    assert open_dataset(tmp_path / "out").paths == ["a.png"]
