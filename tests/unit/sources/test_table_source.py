@@ -611,4 +611,4 @@ def test_a_cache_of_the_hub_gets_the_command_that_follows_its_links(tmp_path: Pa
     again = done.stderr.split("add --follow-links: shardkit ")[1]
     assert shlex.split(again) == [*map(str, command), "--follow-links"]
     assert run_main(*shlex.split(again)).returncode == 0
-    assert open_dataset(tmp_path / "out").paths == ["a.png"]
+    assert [*open_dataset(tmp_path / "out").paths] == ["a.png"]
