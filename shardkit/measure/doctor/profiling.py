@@ -17,12 +17,12 @@ import torch
 from torch.utils.data import Subset
 
 from shardkit.errors import UsageError
-from shardkit.measure.doctor.clock import Cost, timed
 from shardkit.measure.doctor.pipeline import Loading, Pipeline
 from shardkit.measure.doctor.profile import Profile, Stage
 from shardkit.measure.doctor.stored import innermost, stored_images
 from shardkit.measure.doctor.tail import Sample, Tail, find_tail
 from shardkit.measure.runner import steps
+from shardkit.measure.runner.clock import Cost, timed
 from shardkit.measure.runner.gil import held_fraction
 from shardkit.measure.runner.session import Session
 from shardkit.measure.runner.spec import StepSpec

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from torch.utils.data import Subset
 
 from shardkit.errors import BadImage
-from shardkit.measure.doctor.clock import timed
 from shardkit.measure.doctor.opened_files import only_image, opened_paths
 from shardkit.measure.doctor.stored import Files, Header, headers, innermost, stored_images
+from shardkit.measure.runner.clock import timed
 from shardkit.torch.data.datasets import ShardDataset
 
 _SLOW = 4.0

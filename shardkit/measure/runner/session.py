@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pickle
 import re
 import time
@@ -13,13 +14,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate
 
+import numpy as np
+from torch.utils.data import Subset
+
 from shardkit.errors import MeasurementFailed, ShardkitError, UsageError
 from shardkit.measure.runner import loaders, material, page_cache, steps, timing
+from shardkit.measure.runner.clock import Cost, timed
+from shardkit.measure.runner.gil import held_fraction
 from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.own_code import raised_at
-from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject
+from shardkit.measure.runner.spec import LoadCost, LoaderSpec, StepSpec, StopCondition, Subject
+from shardkit.torch.data.read_context import ReadContext, reading
 from shardkit.torch.prefetch import DevicePrefetcher
 
+_EPOCHS = 8
+"""Least length of an epoch in a multiple of the batches that count."""
 _DROPS = 5
 _PAUSE = 0.1
 _DROPPED = 0.01
@@ -55,15 +64,39 @@ def open_subject(session: Session, *, subject: Subject) -> SubjectInfo:
     return opened
 
 
+def load_cost(session: Session, *, seconds: float) -> LoadCost:
+    """Load random rows in this thread for ``seconds``, and longer to learn how it holds the GIL."""
+    rows = itertools.cycle(np.random.default_rng(0).permutation(len(session.dataset)).tolist())
+    costs = list[Cost]()
+
+    def load() -> None:
+        costs.append(timed(lambda: session.dataset[next(rows)])[0])
+
+    with reading(ReadContext(seed=0, epoch=0)):
+        held = held_fraction(load, seconds / 2)  # too much on a busy machine
+        costs.clear()  # those with imports and the probe of the GIL
+        end = time.perf_counter() + seconds
+        while not costs or time.perf_counter() < end:
+            load()
+    wall, busy = np.mean(costs, axis=0).tolist()
+    computing = min(max(wall, 1e-9), busy)
+    return LoadCost(wall, computing, held=min(computing, held * wall))
+
+
 def measure(
     session: Session, *, loader: LoaderSpec, stop: StopCondition, step: StepSpec
 ) -> timing.Measurement:
     """Build a loader, measure it, and close it."""
     session.measured += 1
     use = steps.make_step(step)
+    dataset = session.dataset
+    if stop.batches and isinstance(dataset, Subset):  # an epoch of all rows would rarely end
+        all_rows: Any = dataset.dataset
+        least = min(len(all_rows), _EPOCHS * stop.batches * loader.batch_size)
+        dataset = Subset(all_rows, [*dataset.indices] * -(-least // len(dataset)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        built = loaders.build_loader(session.dataset, loader, seed=session.measured)
+        built = loaders.build_loader(dataset, loader, seed=session.measured)
         batches = DevicePrefetcher(built, loader.device) if loader.device else built
         try:
             measurement = timing.measure(batches, stop, use)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from shardkit.errors import UsageError, setting
 from shardkit.options import require_integer
@@ -106,6 +106,14 @@ class StepSpec:
             )
 
 
+class LoadCost(NamedTuple):
+    """Seconds of one thread to load an image on an idle machine: in all, on a CPU, with the GIL."""
+
+    seconds: float
+    computing: float
+    held: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class StopCondition:
     """When a measurement ends."""
@@ -114,6 +122,9 @@ class StopCondition:
     """It ends with the first batch after this time."""
     epochs: int | None = None
     """It ends after this many epochs, if that is earlier."""
+    batches: int = 0
+    """It starts to count after this many batches, and ends after as many more, or later. A dataset
+    that is a sample is repeated for that."""
     whole: bool = False
     """Measure from the start of the loader; otherwise the first fifth does not count."""
 

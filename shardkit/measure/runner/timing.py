@@ -70,7 +70,7 @@ def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measureme
             if batch is not None:
                 waits.append(now - asked)
                 images += count(batch)
-            if now >= end:
+            if now >= end and len(waits) >= stop.batches:
                 return
 
     if not stop.whole:

@@ -1,10 +1,10 @@
 """The search for the fastest loader settings within a time budget.
 
-About ten settings are measured in interleaved rounds: the suitable engines, with several numbers of
-workers. The slower half leaves after each round. Then the neighbors of the leader join: other
-numbers of workers, other prefetch. In the end, the two best are compared with
-the defaults for as long as the budget lasts. A setting is judged by one number: the median, over
-the rounds, of its speed divided by that of the defaults in the same round.
+The time that one thread needs for an image, on a CPU, with the GIL, and waiting, tells how many
+workers each engine needs. These, twice and half as many are measured in the first round. The two
+best are compared with the defaults in each later round, and the neighbors of the leader join: other
+numbers of workers, other prefetch. A setting is judged by one number: the median, over the rounds,
+of its speed divided by that of the defaults in the same round.
 
 The search knows no process and no dataset: tests run it on simulated machines.
 """
@@ -19,11 +19,15 @@ from dataclasses import dataclass, replace
 
 from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.measure.runner.rounds import Spread, Watch, turn
-from shardkit.measure.runner.spec import LoaderSpec
+from shardkit.measure.runner.spec import LoadCost, LoaderSpec
+from shardkit.system.priority import priority_problem
 from shardkit.torch.engine.options import ENGINE_KINDS
 
 GAIN = 1.05
 """Minimum speedup over the defaults to change them. Anything closer is a tie."""
+
+_TIE = 1.03
+"""Settings that are slower than the best by less are as fast, and the cheapest is better."""
 
 _LARGE_GAIN = 1.5
 """The same with fewer than `LEAST_ROUNDS` rounds."""
@@ -36,28 +40,33 @@ LEAST_ROUNDS = 3
 
 _FINAL_ROUNDS = 15
 _FINALISTS = 2
-_KEPT = 2
-"""Settings in the final, and those that stay when neighbors join, in addition to the defaults."""
+"""Rounds of the best settings, and how many stay in each round, in addition to the defaults."""
 
 _MOST_WORKERS = 256
 
-_TIMES = 8
-_AT_ONCE = 32
-"""Times the workers of the defaults to try at once, at least so many: processes start slowly."""
+_TIMES = 16
+"""Most workers to try at first, in a multiple of those of the defaults: processes start slowly."""
 
-_COMPUTES = 0.7
-"""Fraction of the processors from which a loader does not wait."""
+_CROWD = 1.5
+"""Times as many workers as wait on average: they do not wait in turn."""
 
 _SEARCH = 0.6
-"""Fraction of the budget for the search; the rest is for the final."""
+"""Fraction of the budget in which neighbors join."""
 
 _SHORTEST = 0.1
 _LONGEST = 1.0
 _OVERHEAD = 0.3
-"""Seconds of a measurement, if each worker makes two batches in it; and in addition."""
+"""Least and most seconds of a measurement, and in addition."""
+
+_FEW = 8
+"""Workers whose start takes as long as the rest of a measurement."""
+
+_OTHERS = {"thread": "helper", "helper": "thread"}
+"""Engines with the same threads, in this process or in another."""
 
 Measure = Callable[[LoaderSpec, float], float]
-"""Measures a setting for so many seconds and returns images/s, or raises MeasurementFailed."""
+"""Measures a setting for at least so many seconds and returns images/s, or raises
+MeasurementFailed."""
 
 
 def name_of(setting: LoaderSpec) -> str:
@@ -96,21 +105,20 @@ class Plan:
     """Seconds."""
     images: int = 10**9
     """Images in an epoch."""
-    busy: float = 1.0
-    """Fraction of the processors that the defaults use; code that waits uses little."""
+    cost: LoadCost
 
-    @property
-    def enough(self) -> int:
-        """Workers that keep the processors busy, unless the loader waits for the GIL."""
-        workers = self.default.workers / max(self.busy, 1 / _MOST_WORKERS)
-        return min(round(workers), _MOST_WORKERS)
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Numbers of workers to try first, likely ones before others."""
+    def suited(self, engine: str) -> int:
+        """Return the fewest workers that use up the CPUs or the GIL, or suffice for the step."""
+        cost = self.cost
         usual = self.default.workers
-        waits = (min(self.enough, max(_TIMES * usual, _AT_ONCE)),) * (self.busy < _COMPUTES)
-        return usual, *waits, 2 * usual, usual // 2, 4 * usual, 1
+        limits = [usual / cost.computing]
+        if ENGINE_KINDS[engine].shares_gil and cost.held:
+            limits.append(1 / cost.held)
+        if self.needed is not None:
+            limits.append(ENOUGH * self.needed)
+        waits = cost.seconds - cost.computing
+        workers = min(limits) * (cost.computing + _CROWD * waits)
+        return max(1, min(round(workers), _TIMES * usual, _MOST_WORKERS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,14 +153,36 @@ def search(
     """Find the fastest settings; with a training step, the cheapest that are fast enough."""
     race = _Race(measure, plan, clock, watch)
     field = race.starters()
-    while field and race.run(race.with_default(field), _SEARCH):
-        faster = [setting for setting in race.ranked() if setting in field]
-        if not race.run(race.with_default(faster[: -(-len(faster) // 2)]), _SEARCH):
-            break
-        joining = race.neighbors()
-        field = joining and [*joining, *race.ranked()[:_KEPT]]
-    race.final()
+    while race.run(field):
+        field = race.next_field()
     return race.result()
+
+
+def compare(
+    measure: Measure,
+    plan: Plan,
+    others: Sequence[LoaderSpec],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    watch: Watch = lambda text, done, total: None,
+) -> list[Tried]:
+    """Compare the defaults of a plan with others; they stay first unless one is clearly faster."""
+    race = _Race(measure, plan, clock, watch)
+    while race.rounds < _FINAL_ROUNDS and race.run(others):
+        pass
+    return race.result().ranking
+
+
+def loop_variants(setting: LoaderSpec, *, has_cuda: bool) -> list[LoaderSpec]:
+    """Return settings that load about as fast, but may disturb a training loop less."""
+    others = list[LoaderSpec]()
+    if setting.engine in _OTHERS:
+        others.append(replace(setting, engine=_OTHERS[setting.engine]))
+    if priority_problem() is None:
+        others += [replace(each, priority="low") for each in (setting, *others)]
+    if has_cuda:
+        others.append(replace(setting, pin_memory=False))
+    return others
 
 
 class _Race:
@@ -170,15 +200,23 @@ class _Race:
         """Images per second of the settings in each round."""
         self._tried: dict[LoaderSpec, str] = {}
         """Settings, and why they failed; empty for those that work."""
+        self._seconds_per_worker: dict[str, float] = {}
+        """The shortest measurement of each engine."""
         self._out_of_time = False
 
+    @property
+    def rounds(self) -> int:
+        """The rounds so far."""
+        return len(self._rounds)
+
     def starters(self) -> list[LoaderSpec]:
-        """Return the engines with fewer and more workers than the defaults, likely ones first."""
-        default = self._plan.default
-        engines = self._plan.engines
-        pairs = [(engine, number) for number in self._plan.numbers for engine in engines]
+        """Return each engine with the suited number of workers, twice and half as many."""
+        plan = self._plan
+        suited = [(engine, plan.suited(engine)) for engine in plan.engines]
         return self._new(
-            replace(default, engine=engine, num_workers=number) for engine, number in pairs
+            replace(plan.default, engine=engine, num_workers=max(1, int(times * number)))
+            for times in (1, 2, 0.5, 0)
+            for engine, number in suited
         )
 
     def neighbors(self) -> list[LoaderSpec]:
@@ -187,22 +225,11 @@ class _Race:
         if self._is_enough(leader):
             return []
         workers = leader.workers
-        most = max(setting.workers for setting in self._tried if setting.engine == leader.engine)
-        next_one = self._plan.enough if workers < self._plan.enough else 4 * workers
-        more = (min(next_one, 4 * workers),) if workers == most else ()  # while more are faster
         near = 2 * workers, -(-3 * workers // 2), 3 * workers // 4, workers // 2
         factors = 1, -(-2 * ahead(leader) // workers)
-
-        def with_workers(numbers: Iterable[int]) -> list[LoaderSpec]:
-            return self._new(
-                replace(leader, num_workers=number, prefetch_factor=None) for number in numbers
-            )
-
-        return (
-            with_workers(more)
-            or with_workers(near)
-            or self._new(replace(leader, prefetch_factor=factor) for factor in factors)
-        )
+        return self._new(
+            replace(leader, num_workers=number, prefetch_factor=None) for number in near
+        ) or self._new(replace(leader, prefetch_factor=factor) for factor in factors)
 
     def _new(self, settings: Iterable[LoaderSpec]) -> list[LoaderSpec]:
         """Return the settings that can be tried and were not; each worker needs a batch."""
@@ -215,58 +242,62 @@ class _Race:
                 new.append(setting)
         return new
 
-    def with_default(self, field: Sequence[LoaderSpec]) -> list[LoaderSpec]:
-        """Return a field with the defaults in front."""
-        return list(dict.fromkeys([self._reference, *field]))
-
-    def run(self, field: Sequence[LoaderSpec], part: float) -> bool:
-        """Measure a field in one round; return whether this part of the budget was enough."""
-        self._rounds.append({})
-        for setting in field:
-            seconds = self._seconds(setting)
-            elapsed = self._clock() - self._start
-            # Failures may take long, and nothing can be chosen before one setting works.
-            limit = part * self._plan.budget if "" in self._tried.values() else self._plan.budget
-            fits = elapsed + seconds + _OVERHEAD <= limit
-            if not fits and len(self._tried) > 1:  # a tiny budget must do for two settings
-                self._out_of_time |= part < 1
-                return False
-            if self._tried.get(setting):
+    def run(self, field: Sequence[LoaderSpec]) -> bool:
+        """Measure the defaults and a field, as far as time permits; return whether it did."""
+        self._rounds.append(rates := {})
+        attempts = 0
+        seconds = min(max(self._plan.budget / 100, _SHORTEST), _LONGEST)
+        for setting in turn([self._reference, *field], len(self._rounds) - 1):
+            if self._tried.get(setting) or setting in rates:
+                continue
+            start = self._clock()
+            elapsed = start - self._start
+            each = self._seconds_per_worker.get(setting.engine)
+            needed = seconds + _OVERHEAD + setting.workers * (each or 0.0)
+            # A tiny budget must do for two settings, and for one that works.
+            if elapsed + needed > self._plan.budget and len(self._tried) > 1 and self._working:
+                self._out_of_time = True
                 continue
             self._watch(name_of(setting), min(elapsed, self._plan.budget), self._plan.budget)
             self._tried[setting] = ""
             try:
-                self._rounds[-1][setting] = self._measure(setting, seconds)
+                rates[setting] = self._measure(setting, seconds)
             except (MeasurementFailed, UsageError) as error:
                 self._tried[setting] = str(error)
-        return True
+            took = (self._clock() - start) / max(_FEW, setting.workers)
+            self._seconds_per_worker[setting.engine] = min(took, each or took)
+            attempts += 1
+        return attempts > 1
 
-    def final(self) -> None:
-        """Compare the best settings with the defaults until the budget is used up."""
-        least = 0
-        going = True
-        while going and least < _FINAL_ROUNDS:
-            others = [setting for setting in self.ranked() if setting != self._reference]
-            field = self.with_default(others[:_FINALISTS])
-            least = min(len(self._ratios(setting)) for setting in field)
-            if least >= LEAST_ROUNDS and self._is_enough(self.ranked()[0]):
-                return
-            going = self.run(turn(field, len(self._rounds)), 1.0)
-        self._out_of_time |= least < LEAST_ROUNDS
+    def next_field(self) -> list[LoaderSpec]:
+        """Return the best settings, and the neighbors of a leader that was measured twice."""
+        best = [setting for setting in self.ranked() if setting != self._reference][:_FINALISTS]
+        rounds = min(len(self._ratios(setting)) for setting in (self._reference, *best))
+        joining = self.neighbors()
+        self._out_of_time = bool(joining) or rounds < LEAST_ROUNDS
+        if rounds < 2 or self._clock() - self._start > _SEARCH * self._plan.budget:
+            joining = []
+        is_done = rounds >= LEAST_ROUNDS and self._is_enough(self.ranked()[0])
+        return [] if is_done or (rounds >= _FINAL_ROUNDS and not joining) else [*best, *joining]
 
     def ranked(self) -> list[LoaderSpec]:
         """Return the measured settings, the best first; raises if all of them failed."""
-        working = [setting for setting, why in self._tried.items() if not why]
-        if not working:
+        if not self._working:
             raise MeasurementFailed(next(iter(self._tried.values())))
-        return sorted(working, key=self._rank)
+        return sorted(self._working, key=self._rank)
 
     def result(self) -> SearchResult:
         """Return the ranking. The defaults stay unless a setting is clearly faster."""
         ranked = self.ranked()
         default = self._plan.default
         ranked.sort(key=self._is_doubtful)
-        least = GAIN if len(self._ratios(ranked[0])) >= LEAST_ROUNDS else _LARGE_GAIN
+        near = [each for each in ranked if _TIE * self._score(each) >= self._score(ranked[0])]
+        if not self._is_enough(ranked[0]):
+            ranked.insert(0, ranked.pop(ranked.index(min(near, key=cost))))
+        ratios = self._ratios(ranked[0])
+        least = GAIN if len(ratios) >= LEAST_ROUNDS else _LARGE_GAIN
+        if len(ratios) > 1:  # of many settings, the one with the luckiest rounds is the first
+            least += statistics.stdev(ratios) / math.sqrt(len(ratios))
         tie = not self._is_enough(ranked[0]) and self._score(ranked[0]) < least
         if default in ranked and tie:
             ranked.remove(default)
@@ -277,21 +308,14 @@ class _Race:
             out_of_time=self._out_of_time,
         )
 
-    def _seconds(self, setting: LoaderSpec) -> float:
-        """Return the length of a measurement: at least two batches of each worker."""
-        base = min(max(self._plan.budget / 100, _SHORTEST), _LONGEST)
-        same = [other for other in self._tried if other.engine == setting.engine]
-        fastest = max((rate for other in same for rate in self._rates(other)), default=math.inf)
-        turns = 2 * setting.workers * setting.batch_size / fastest
-        remaining = self._plan.budget - (self._clock() - self._start)
-        return min(max(base, turns), max(base, remaining / 20))
+    @property
+    def _working(self) -> list[LoaderSpec]:
+        return [setting for setting, why in self._tried.items() if not why]
 
     @property
     def _reference(self) -> LoaderSpec:
         """The defaults, or the first setting that works if they do not."""
-        return next(
-            (setting for setting, why in self._tried.items() if not why), self._plan.default
-        )
+        return next(iter(self._working), self._plan.default)
 
     def _rates(self, setting: LoaderSpec) -> list[float]:
         return [rates[setting] for rates in self._rounds if setting in rates]

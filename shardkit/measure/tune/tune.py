@@ -18,10 +18,8 @@ from shardkit.measure.runner.material import SubjectInfo, is_dataset
 from shardkit.measure.runner.other_load import OtherLoad, other_load
 from shardkit.measure.runner.process import PATIENCE, MeasurementProcess
 from shardkit.measure.runner.rounds import Watch
-from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition
-from shardkit.measure.runner.timing import Measurement
+from shardkit.measure.runner.spec import LoadCost, LoaderSpec, StepSpec, StopCondition
 from shardkit.measure.runner.workload import Workload
-from shardkit.measure.tune.loop import compare_loops, variants
 from shardkit.measure.tune.search import (
     ENOUGH,
     GAIN,
@@ -29,6 +27,8 @@ from shardkit.measure.tune.search import (
     Plan,
     SearchResult,
     Tried,
+    compare,
+    loop_variants,
     name_of,
     search,
 )
@@ -42,13 +42,16 @@ _ROWS = 6
 """LoaderSpecs in the table."""
 
 _LIMIT = 2000
-"""Images in the sample, unless the workers need more."""
-_LEAST_BATCHES = 8
-"""Batches per worker of the defaults in an epoch of the sample."""
+"""Images in the sample."""
 _WARMING = 0.25
 """Fraction of the budget for reading the files once."""
-_FIRST = 0.02
-"""Fraction of the budget for finding out if the loader computes or waits."""
+_FIRST = 0.04
+_MOST_OF_FIRST = 1.0
+"""Fraction of the budget, and most seconds, for measuring what loading costs in one thread."""
+_BATCH_SECONDS = 0.1
+_TURNS = 2
+"""Longest batch of one worker that is measured: of a slow loader, smaller ones than the user's. And
+how many of each worker come before those that count, since the first workers start earlier."""
 _LOOP_PART = 0.35
 _STEPS = 3
 """Fraction of the budget for the training loop with a model; least steps of a measurement."""
@@ -81,7 +84,7 @@ class TuneReport(SearchResult):
     loops: list[Tried] = field(default_factory=list)
     """Training loops with ``model``: the choice by loading, and others that load as fast but may
     disturb the loop less. Speedups are over that choice; the first is the final one. Empty without
-    a model, or without time for them."""
+    a model."""
 
     @property
     def chosen(self) -> Tried:
@@ -161,10 +164,8 @@ class TuneReport(SearchResult):
         )
 
     def _why(self) -> str:
-        best = self.loops[0].speedup if self.loops else None
-        if best is not None:
-            return f"{self._why_chosen()}; the training loop: {best.describe()}"
-        return self._why_chosen()
+        best = self.loops[0].speedup if self.setting != self.chosen.setting else None
+        return self._why_chosen() + (f"; the training loop: {best.describe()}" if best else "")
 
     def _why_chosen(self) -> str:
         speedup = self.chosen.speedup
@@ -275,37 +276,37 @@ def tune(options: TuneOptions, dataset: str | PathLike[str]) -> TuneReport:
     step = options.step
     if not 1 <= budget < 1e6:
         raise UsageError(f"a budget of {budget:g} s is out of range; it is at least 1 s")
-    workers = default_workers()
     path = fspath(dataset)
     is_dataset(path)  # raises if it does not exist
-    (subject,) = options.subjects([path], max(_LIMIT, _LEAST_BATCHES * workers * batch_size))
+    (subject,) = options.subjects([path], _LIMIT)
     load = other_load()
     with MeasurementProcess(subject) as process:
-        trials = _Trials(process, budget, options.watch)
+        trials = _Trials(process, budget)
         opened = process.open()
         cached = trials.warm()
         usual, _ = suited_engine(opened.processes or None)
-        default = LoaderSpec(engine=usual, batch_size=batch_size, num_workers=workers)
+        default = LoaderSpec(engine=usual, batch_size=batch_size, num_workers=default_workers())
         step_seconds = step.milliseconds / 1000 or None
         if step.model is not None:
             step_seconds = process.call(session.step_seconds, loader=default, step=step)
-        busy = trials.busy(default)
+        cost = trials.cost(batch_size)
         for_loop = _LOOP_PART * budget * (step.model is not None)
         plan = Plan(
             default=default,
             engines=tuple(dict.fromkeys((usual, "process"))),
             needed=batch_size / step_seconds if step_seconds else None,
             budget=max(1.0, trials.remaining - for_loop),
-            images=opened.images,
-            busy=busy,
+            images=opened.total,
+            cost=cost,
         )
         result = search(trials.rate, plan, watch=options.watch)
         loops = []
         if for_loop and step_seconds is not None:
             best = result.ranking[0].setting
-            others = variants(best, has_cuda=torch.cuda.is_available())
-            rate = partial(trials.loop_rate, step=step, seconds=_STEPS * step_seconds)
-            loops = compare_loops(rate, best, others, end=trials.end)
+            plan = dataclasses.replace(plan, default=best, needed=None, budget=trials.remaining)
+            others = loop_variants(best, has_cuda=torch.cuda.is_available())
+            rate = partial(trials.loop_rate, step=step, step_seconds=step_seconds)
+            loops = compare(rate, plan, others, watch=partial(_watch_loop, options.watch))
     return TuneReport(
         **vars(result),
         loops=loops,
@@ -320,18 +321,20 @@ def tune(options: TuneOptions, dataset: str | PathLike[str]) -> TuneReport:
     )
 
 
+def _watch_loop(watch: Watch, text: str, done: float, total: float) -> None:
+    watch(f"training loop: {text}", done, total)
+
+
 class _Trials:
     """Measurements within a budget, which starts now."""
 
-    def __init__(self, process: MeasurementProcess, budget: float, watch: Watch) -> None:
+    def __init__(self, process: MeasurementProcess, budget: float) -> None:
         self._process = process
         self._budget = budget
-        self._watch = watch
         self._start = time.monotonic()
-        self.end = self._start + budget
         self.warnings: dict[LoaderSpec, tuple[str, ...]] = {}
         """Warnings of the loaders that were measured."""
-        self._failed: dict[LoaderSpec, MeasurementFailed] = {}
+        self._batch_size = 1
 
     @property
     def elapsed(self) -> float:
@@ -341,7 +344,7 @@ class _Trials:
     @property
     def remaining(self) -> float:
         """Seconds until the budget ends."""
-        return self.end - time.monotonic()
+        return self._budget - self.elapsed
 
     def warm(self) -> bool:
         """Read the files once, or the settings measured first would be slower; return if done."""
@@ -352,32 +355,35 @@ class _Trials:
             return False
         return True
 
-    def busy(self, default: LoaderSpec) -> float:
-        """Return the fraction of the CPUs that the defaults use: little if their code waits."""
-        try:
-            first = self._measured(default, _FIRST * self._budget, StepSpec())
-        except MeasurementFailed as error:
-            self._failed[default] = error  # it took long, and the search gives the reason
-            return 1.0
-        return first.cpu / first.seconds / usable_cpus()
+    def cost(self, batch_size: int) -> LoadCost:
+        """Return what loading an image costs; the batches that `rate` loads depend on it."""
+        seconds = min(_FIRST * self._budget, _MOST_OF_FIRST)
+        self._process.patience = max(self.remaining, _LEAST_PATIENCE)
+        cost = self._process.call(session.load_cost, seconds=seconds)
+        self._batch_size = min(batch_size, max(1, round(_BATCH_SECONDS / cost.seconds)))
+        return cost
 
     def rate(self, setting: LoaderSpec, seconds: float) -> float:
         """Return the images/s of a loader."""
-        if setting in self._failed:
-            raise self._failed[setting]
-        return self._measured(setting, seconds, StepSpec()).rate
+        stop = StopCondition(seconds=seconds, batches=_TURNS * setting.workers)
+        return self._measured(setting, stop, StepSpec(), self._batch_size)
 
-    def loop_rate(self, setting: LoaderSpec, *, step: StepSpec, seconds: float) -> float:
+    def loop_rate(
+        self, setting: LoaderSpec, seconds: float, *, step: StepSpec, step_seconds: float
+    ) -> float:
         """Return the images/s of a training loop."""
-        self._watch(f"training loop: {name_of(setting)}", self.elapsed, self._budget)
-        return self._measured(setting, max(seconds, self._budget / 100), step).rate
+        stop = StopCondition(seconds=max(seconds, _STEPS * step_seconds))
+        return self._measured(setting, stop, step, setting.batch_size)
 
-    def _measured(self, setting: LoaderSpec, seconds: float, step: StepSpec) -> Measurement:
+    def _measured(
+        self, setting: LoaderSpec, stop: StopCondition, step: StepSpec, batch_size: int
+    ) -> float:
         self._process.patience = min(PATIENCE, max(self.remaining, _LEAST_PATIENCE))
-        measurement = self._process.measure(setting, StopCondition(seconds=seconds), step)
+        loader = dataclasses.replace(setting, batch_size=batch_size)
+        measurement = self._process.measure(loader, stop, step)
         for warning in measurement.warnings:
             # Shared memory may be too small, for example.
             if warning.startswith(("loading may fail", "using threads")):
                 raise MeasurementFailed(warning)
         self.warnings[setting] = measurement.warnings
-        return measurement
+        return measurement.rate

@@ -17,11 +17,11 @@ from torch.utils.data import Dataset, Subset
 
 from shardkit import attach, convert, open_dataset
 from shardkit.cli.doctor_report import _tail
-from shardkit.measure.doctor import clock
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.remedies import together
 from shardkit.measure.doctor.stored import headers, stored_images
 from shardkit.measure.doctor.tail import Sample, Tail, find_tail
+from shardkit.measure.runner import clock
 from shardkit.recipe import Recipe
 
 USUAL = 0.0025

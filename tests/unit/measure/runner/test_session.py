@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from clocks import Clock
 from helpers import jpeg, make_tree
@@ -12,7 +14,7 @@ from refusals import refused
 
 from shardkit import UsageError, convert
 from shardkit.errors import MeasurementFailed
-from shardkit.measure.runner import page_cache, session, steps
+from shardkit.measure.runner import clock, page_cache, session, steps
 from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.session import Session, answer, last_words
 from shardkit.measure.runner.spec import LoaderSpec, StepSpec, StopCondition, Subject, parse_loader
@@ -161,3 +163,48 @@ def test_a_users_loader_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert session.open_subject(found, subject=subject).images == 0
     with refused(UsageError):
         session.open_subject(found, subject=Subject(loader="planted_loaders:needs"))
+
+
+class Timed:
+    """A dataset on a clock: an image computes and waits so many seconds."""
+
+    def __init__(self, clock: Clock, computing: float, waiting: float) -> None:
+        self.clock, self.computing, self.waiting = clock, computing, waiting
+        self.used = 0.0
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, row: int) -> int:
+        self.used += self.computing
+        self.clock.now += self.computing + self.waiting
+        return row
+
+
+@pytest.mark.parametrize(
+    ("computing", "waiting", "held"), [(0.001, 0.0, 0.0), (0.002, 0.018, 0.0), (0.004, 0.0, 0.5)]
+)
+def test_the_cost_of_loading_is_that_of_one_image(
+    computing: float, waiting: float, held: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = Clock()
+    data = Timed(time, computing, waiting)
+    monkeypatch.setattr(session, "time", time)
+    monkeypatch.setattr(clock, "_clock", lambda: np.array((time.now, data.used)))
+    monkeypatch.setattr(session, "held_fraction", lambda work, seconds: held)
+
+    cost = session.load_cost(Session(dataset=data), seconds=1.0)
+
+    assert cost.seconds == pytest.approx(computing + waiting)
+    assert cost.computing == pytest.approx(computing)
+    assert cost.held == pytest.approx(held * computing)
+
+
+def test_an_epoch_of_a_sample_is_as_long_as_workers_need(folder: Path) -> None:
+    stop = StopCondition(seconds=0.0, batches=3)
+    few, _ = opened(folder, limit=4)
+
+    seen = session.measure(few, loader=replace(PLAIN, batch_size=2), stop=stop, step=StepSpec())
+
+    assert seen.images >= 3 * 2
+    assert len(few.dataset) == 4

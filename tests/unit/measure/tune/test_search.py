@@ -13,16 +13,17 @@ import pytest
 from refusals import refused
 
 from shardkit.errors import MeasurementFailed
-from shardkit.measure.runner.spec import LoaderSpec
-from shardkit.measure.tune import loop
-from shardkit.measure.tune.loop import compare_loops, variants
+from shardkit.measure.runner.spec import LoadCost, LoaderSpec
+from shardkit.measure.tune import search as search_module
 from shardkit.measure.tune.search import (
     GAIN,
     Plan,
     SearchResult,
     Tried,
     ahead,
+    compare,
     cost,
+    loop_variants,
     name_of,
     search,
 )
@@ -48,6 +49,8 @@ class Machine:
     fails: Callable[[LoaderSpec], bool] = lambda setting: False
     start: float = 0.02
     """Seconds that a worker process takes to start."""
+    doubt: float = 0.0
+    """Standard deviation of the cost of a sample, as a fraction of it."""
     overhead: dict[str, float] = field(default_factory=dict)
     """Further seconds of a measurement, by the engine."""
     now: float = 100.0
@@ -61,7 +64,8 @@ class Machine:
         running = setting.workers / (compute + self.waits)
         crowd = max(0, setting.workers - self.processors)
         limit = self.processors / compute / (1 + 0.002 * crowd)
-        rate = min(running, limit)
+        # Workers that wait do so at random, so some CPUs are idle while others are in demand.
+        rate = (running**-6 + limit**-6) ** (-1 / 6) if self.waits else min(running, limit)
         if setting.engine == "thread" and self.held:
             rate = min(rate, 1 / (self.held * compute))
         if ahead(setting) <= setting.workers:
@@ -78,13 +82,20 @@ class Machine:
         spread = self.noise / math.sqrt(seconds)
         return self.rate(setting) * math.exp(self.random.gauss(0, spread))
 
+    @property
+    def cost(self) -> LoadCost:
+        compute, waits = (
+            seconds * math.exp(self.random.gauss(0, self.doubt))
+            for seconds in (self.compute, self.waits)
+        )
+        return LoadCost(seconds=compute + waits, computing=compute, held=self.held * compute)
+
     def default(self, engine: str = "thread") -> LoaderSpec:
         return LoaderSpec(engine=engine, num_workers=self.processors, batch_size=64)
 
     def tune(self, engine: str = "thread", **plan: Any) -> SearchResult:
         default = self.default(engine)
-        busy = self.rate(default) * self.compute / self.processors
-        chosen = Plan(default=default, busy=busy, **plan)
+        chosen = Plan(default=default, cost=self.cost, **plan)
         return search(self.measure, chosen, clock=lambda: self.now)
 
 
@@ -92,10 +103,12 @@ def chosen(found: SearchResult) -> LoaderSpec:
     return found.ranking[0].setting
 
 
-def best_of_grid(machine: Machine) -> float:
-    workers = sorted({2**n for n in range(9)} | set(range(1, min(8 * machine.processors, 65))))
+def best_of_grid(
+    machine: Machine, engines: tuple[str, ...] = ("thread", "process"), most: int = 256
+) -> float:
+    workers = {2**n for n in range(9)} | set(range(1, min(8 * machine.processors, 65)))
     rates = []
-    for engine, number in itertools.product(("thread", "process"), workers):
+    for engine, number in itertools.product(engines, (n for n in workers if n <= most)):
         one = LoaderSpec(engine=engine, num_workers=number, batch_size=64)
         rates += [machine.rate(one), machine.rate(replace(one, prefetch_factor=4))]
     return max(rates)
@@ -137,10 +150,10 @@ def test_the_first_row_is_the_best_by_the_number_that_decides(load: str) -> None
 
         assert speedups[1:] == sorted(speedups[1:], reverse=True)
         if chosen(found) == machine.default():
-            assert all(each < GAIN for each in speedups)
+            assert all(each < 1.5 for each in speedups)
         else:
-            assert speedups[0] == max(speedups) >= GAIN
-        assert rounds[0] >= 3
+            assert 1.03 * speedups[0] >= max(speedups) >= GAIN
+        assert rounds[0] >= 3 or speedups[0] >= 1.5
 
 
 def speedup(tried: Tried) -> float:
@@ -153,7 +166,8 @@ def speedup(tried: Tried) -> float:
 )
 def test_small_gains_are_found_and_noise_is_not_a_gain(price: float, wanted: str) -> None:
     """Decoding on 2 CPUs, whose measurements vary by 7%; processes need 1 / 0.85 of the time."""
-    for seed in range(8):
+    right = 0
+    for seed in range(10):
         machine = Machine(
             processors=2,
             compute=0.0005,
@@ -162,7 +176,8 @@ def test_small_gains_are_found_and_noise_is_not_a_gain(price: float, wanted: str
             overhead={"thread": 0.05, "process": 0.3},
             random=random.Random(seed),
         )
-        assert chosen(machine.tune()).engine == wanted, seed
+        right += chosen(machine.tune()).engine == wanted
+    assert right >= 9
 
 
 def test_the_defaults_stay_where_nothing_is_better() -> None:
@@ -178,26 +193,40 @@ def test_about_ten_settings_are_tried() -> None:
         assert len(set(machine.tried)) <= 22, "the waiting load needs the most"
 
 
-@pytest.mark.parametrize("engine", ["thread", "process"])
-def test_a_large_gain_is_found_with_a_small_budget(engine: str) -> None:
-    """As on a machine with 2 CPUs, on which a measurement of processes takes a second."""
-    for seed, budget in itertools.product(range(4), (16.0, 25.0, 60.0)):
+@pytest.mark.parametrize(
+    ("engines", "load"),
+    [
+        (("process",), {"compute": 0.0002, "waits": 0.001}),
+        (("process",), {"compute": 0.0002, "waits": 0.003}),
+        (("process",), {"compute": 0.0003, "waits": 0.060}),
+        (("thread", "process"), {"compute": 0.0002, "waits": 0.010}),
+        (("thread", "process"), {"compute": 0.001, "waits": 0.010}),
+        (("thread", "process"), {"compute": 0.003, "held": 0.97}),
+        (("thread", "process"), {"compute": 0.013, "held": 0.05}),
+        (("thread", "process"), {"compute": 0.00001, "held": 0.5}),
+    ],
+)
+def test_twenty_seconds_are_enough(engines: tuple[str, ...], load: dict[str, Any]) -> None:
+    """On 2 CPUs, on which a measurement of 32 processes takes 2 s; opening takes 6 of the 20 s."""
+    near = 0
+    for seed in range(10):
         machine = Machine(
             processors=2,
-            compute=0.0002,
-            waits=0.003,
-            noise=0.1,
-            overhead={"thread": 0.3, "process": 0.8},
-            start=0.05,
+            noise=0.015,
+            overhead={"thread": 0.2, "process": 0.5},
+            start=0.04,
+            doubt=0.2,
+            process_price=1.03,
             random=random.Random(seed),
+            **load,
         )
         start = machine.now
 
-        found = machine.tune(engine, engines=(engine,), budget=budget)
+        found = machine.tune(engines[0], engines=engines, budget=14.0)
 
-        assert machine.now - start <= 1.15 * budget
-        gain = 1.9 if budget < 20 else 2.5
-        assert machine.rate(chosen(found)) >= gain * machine.rate(machine.default(engine))
+        assert machine.now - start <= 1.15 * 14
+        near += machine.rate(chosen(found)) >= 0.95 * best_of_grid(machine, engines, 32)
+    assert near >= 9
 
 
 def test_a_setting_that_fails_late_is_not_chosen() -> None:
@@ -263,7 +292,7 @@ def test_slow_failures_leave_the_whole_budget_to_find_a_setting_that_works() -> 
 
     found = machine.tune("process", engines=("process",), budget=8.0)
 
-    assert [setting.workers for setting in machine.tried[:5]] == [8, 16, 4, 32, 1]
+    assert [setting.workers for setting in machine.tried[:5]] == [8, 16, 4, 1, 1]
     assert chosen(found).workers == 1
 
 
@@ -317,14 +346,14 @@ BOTH = replace(HELPER, priority="low")
 def test_the_variants_load_as_the_setting_does(
     setting: LoaderSpec, found: list[LoaderSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "priority_problem", lambda: None)
-    assert variants(setting, has_cuda=False) == found
-    assert variants(setting, has_cuda=True) == [*found, replace(setting, pin_memory=False)]
+    monkeypatch.setattr(search_module, "priority_problem", lambda: None)
+    assert loop_variants(setting, has_cuda=False) == found
+    assert loop_variants(setting, has_cuda=True) == [*found, replace(setting, pin_memory=False)]
 
 
 def test_without_priorities_only_the_engine_varies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "priority_problem", lambda: "none here")
-    assert variants(BEST, has_cuda=False) == [HELPER]
+    monkeypatch.setattr(search_module, "priority_problem", lambda: "none here")
+    assert loop_variants(BEST, has_cuda=False) == [HELPER]
 
 
 def loops(
@@ -333,18 +362,19 @@ def loops(
     """Return the settings in order of the result, and in that of the measurements."""
     measured: list[LoaderSpec] = []
 
-    def measure(setting: LoaderSpec) -> float:
+    def measure(setting: LoaderSpec, seconds: float) -> float:
         measured.append(setting)
         return rate(setting, measured.count(setting))
 
     def clock() -> float:
-        return float(len(measured))
+        return 10.0 * len(measured)
 
-    tried = compare_loops(measure, BEST, [LOW, HELPER], end=3.0 * rounds + 0.5, clock=clock)
+    plan = Plan(default=BEST, cost=LoadCost(0.001, 0.001, 0.0), budget=30.0 * rounds)
+    tried = compare(measure, plan, [LOW, HELPER], clock=clock)
     return [each.setting for each in tried], measured
 
 
-@pytest.mark.parametrize("gain", [1.06, 1.5, 3.0])
+@pytest.mark.parametrize("gain", [1.08, 1.5, 3.0])
 def test_a_faster_loop_is_chosen(gain: float) -> None:
     noise = itertools.cycle((0.99, 1.0, 1.01))
     order, _ = loops(lambda each, _: 100.0 * next(noise) * (gain if each == LOW else 1.0))
@@ -359,7 +389,7 @@ def test_the_fastest_loader_stays_without_a_clear_gain(gain: float) -> None:
 
 
 def test_few_rounds_change_nothing() -> None:
-    order, _ = loops(lambda each, _: 300.0 if each == LOW else 100.0, rounds=2)
+    order, _ = loops(lambda each, _: 140.0 if each == LOW else 100.0, rounds=2)
     assert order[0] == BEST
 
 
@@ -377,7 +407,3 @@ def test_a_setting_that_fails_is_left_out() -> None:
     order, measured = loops(rate)
     assert order == [BEST, LOW]
     assert measured.count(HELPER) == 1
-
-
-def test_no_time_gives_no_result() -> None:
-    assert compare_loops(lambda _: 100.0, BEST, [LOW], end=0.0, clock=lambda: 1.0) == []

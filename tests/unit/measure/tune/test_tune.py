@@ -22,8 +22,7 @@ from shardkit.measure.runner.other_load import OtherLoad
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import Spread
 from shardkit.measure.runner.spec import LoaderSpec
-from shardkit.measure.tune.loop import variants
-from shardkit.measure.tune.search import Tried, cost, name_of
+from shardkit.measure.tune.search import Tried, cost, loop_variants, name_of
 from shardkit.measure.tune.tune import TuneReport
 from shardkit.torch.engine.preflight import default_workers
 from shardkit.torch.tuned import load_tuned
@@ -99,7 +98,6 @@ def test_where_the_defaults_fail_another_setting_is_found(
 @pytest.mark.slow
 def test_of_many_images_a_sample_is_read_first(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardkit.measure.tune.tune._LIMIT", 40)
-    monkeypatch.setattr("shardkit.measure.tune.tune._LEAST_BATCHES", 0)
 
     call = MeasurementProcess.call
 
@@ -239,11 +237,11 @@ def test_what_a_loop_decides_can_be_stored(tmp_path: Path) -> None:
 
 @pytest.mark.measures
 def test_a_model_is_trained_beside_the_loaders(made: Path) -> None:
-    report = tune(made, decode=CROP, batch_size=8, budget=12.0, model="small")
+    report = tune(made, decode=CROP, batch_size=8, budget=20.0, model="small")
     best = report.chosen.setting
     assert {tried.setting for tried in report.loops} == {
         best,
-        *variants(best, has_cuda=torch.cuda.is_available()),
+        *loop_variants(best, has_cuda=torch.cuda.is_available()),
     }
     assert "training loop with the model" in report.describe()
 
