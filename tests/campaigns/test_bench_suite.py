@@ -215,8 +215,3 @@ def _run_smoke(script: str, *arguments: object) -> subprocess.CompletedProcess[s
         env=environment,
         timeout=8 * DEADLINE,
     )
-
-
-def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCH / "run.py"), *map(str, arguments)]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEADLINE)

@@ -20,13 +20,11 @@ import torch
 from helpers import jpeg, make_dataset, make_tree
 from loading import Prints, crc, prints, prints_of
 from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardkit import RandomResizedCrop, collate, make_loader, open_dataset, with_rng
+from shardkit import RandomResizedCrop, make_loader, open_dataset, with_rng
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 ROWS = 96
-BATCHES = 6
 
 Recipe = Callable[..., ModuleType]
 
@@ -104,46 +102,6 @@ def test_a_plain_dataloader_gives_the_batches_of_make_loader(
     assert epochs(loader) == epochs(ours)
 
 
-def stateful(recipe: Recipe) -> Callable[[Path, int], Any]:
-    """Return the recipe for PyTorch's `DataLoader`, with torchdata's in its place."""
-    module = recipe("PyTorch's DataLoader")
-    module.DataLoader = StatefulDataLoader  # type: ignore[attr-defined]
-    loader_of: Callable[[Path, int], Any] = module.loader_of
-    return loader_of
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("after", [2, BATCHES])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_torchdata_resumes_with_the_next_batch(
-    path: Path, recipe: Recipe, num_workers: int, after: int
-) -> None:
-    make = stateful(recipe)
-    ours = make_loader(open_dataset(path, decode=RandomResizedCrop(48)), 16, shuffle=True, seed=1)
-    expected = list(itertools.chain(*epochs(ours)))
-
-    stopped, again = make(path, num_workers), make(path, num_workers)
-    batches = iter(stopped)
-    seen = [prints(next(batches)) for _ in range(after)]
-    again.load_state_dict(stopped.state_dict())
-    while len(seen) < len(expected):
-        more = prints_of(again)
-        assert more or len(seen) == BATCHES, "an epoch without batches in mid-run"
-        seen += more
-
-    assert seen == expected
-
-
-def test_a_state_of_torchdata_needs_its_number_of_workers(path: Path, recipe: Recipe) -> None:
-    make = stateful(recipe)
-    stopped, again = make(path, 2), make(path, 1)
-    next(iter(stopped))
-    again.load_state_dict(stopped.state_dict())
-
-    with pytest.raises(AssertionError):
-        next(iter(again))
-
-
 @pytest.mark.slow
 def test_albumentations_draw_the_same_in_any_worker_and_resumed_run(
     path: Path, recipe: Recipe
@@ -204,26 +162,6 @@ def test_steps_of_albumentations_draw_independently_of_each_other(recipe: Recipe
 
     # Of as many independent draws, one in a million correlates as much.
     assert np.abs(np.corrcoef(np.array(drawn, float).T) - np.eye(3)).max() < 0.22
-
-
-@pytest.mark.slow
-def test_a_collate_function_that_mixes_repeats_in_processes(path: Path) -> None:
-    def mixed(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        images, labels = collate(samples)
-        other = torch.randperm(len(labels))
-        return torch.rand(()) * images + images[other], labels + labels[other]
-
-    dataset = open_dataset(path, decode=RandomResizedCrop(48))
-
-    def make(num_workers: int = 2) -> Any:
-        return make_loader(
-            dataset, 16, shuffle=True, **options("process", num_workers, collate_fn=mixed)
-        )
-
-    one, two = epochs(make())
-    assert len({str(batch) for batch in [*one, *two]}) == 2 * BATCHES
-    assert epochs(make(1)) == [one, two]
-    assert stop_and_go(make, 2) == one
 
 
 @pytest.mark.slow

@@ -113,15 +113,6 @@ def test_many_files_are_rebuilt_in_several_processes(photos: Path, place: Path) 
     assert verify(place, against=photos).ok is True
 
 
-def test_a_dataset_of_the_first_release_is_repaired(tmp_path: Path) -> None:
-    golden = Path(__file__).parents[2] / "golden"
-    place = shutil.copytree(golden / "webdataset/labelled", tmp_path / "made")
-    before = tree(place)
-    for name in files_of(place):
-        (place / name).unlink()
-    assert healed(place, golden / "source", before).intact == 0
-
-
 def test_intact_files_are_not_touched(photos: Path, place: Path) -> None:
     shard, *others = files_of(place)
     before = {name: (place / name).stat() for name in [*others, "shardkit.json"]}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FORMATS, jpeg, make_dataset, make_folder, make_tree, png
+from helpers import jpeg, make_dataset, make_folder, make_tree, png
 from hostile.forging import blamed, proved, restate
 from pairwise import pairwise
 from refusals import refused, refuses
@@ -140,15 +140,6 @@ def test_the_list_of_files_has_the_digest_that_sha256sum_gives(tmp_path: Path) -
     digest = subprocess.run(["sha256sum"], input=lines, capture_output=True, check=True).stdout
     report = proved(place, source)
     assert report.sha256 == digest.decode().split()[0]
-
-
-GOLDEN = Path(__file__).parents[2] / "golden"
-
-
-@pytest.mark.parametrize("kind", ["labelled", "raw"])
-@pytest.mark.parametrize("to", FORMATS)
-def test_datasets_of_the_first_release_are_compared_with_their_source(to: str, kind: str) -> None:
-    assert proved(GOLDEN / to / kind, GOLDEN / "source").files == 5
 
 
 ODD_MANIFESTS: dict[str, dict[str, dict[str, Any]]] = {
