@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import jpeg, make_tree, run_main, tree
+from helpers import run_main, tree
 from refusals import refuses
 
 from shardkit import convert, open_dataset
@@ -64,28 +64,6 @@ def test_json_is_complete(place: Path, folder: Path) -> None:
     assert value.pop("seconds") >= 0
     common = {"exit_code": 0, "error": None, "ok": True}
     assert value == {**common, "findings": [], "files": ["shard-000001.lmdb"], "intact": 6}
-
-
-def test_names_in_the_source_are_escaped(tmp_path: Path) -> None:
-    source = make_tree(tmp_path / "photos", {"cat/a\n\x1b[31m.jpg": jpeg(), "cat/b.jpg": jpeg()})
-    place = tmp_path / "made"
-    convert(source, place, to="lmdb", workers=1)
-    (source / "cat/a\n\x1b[31m.jpg").unlink()
-    next(place.glob("shard-*")).unlink()
-    said, errors = repair(place, source, code=LEFT)
-    assert "\x1b" not in said + errors
-    assert r"(cat/a\n\x1b[31m.jpg)" in errors
-
-
-def test_many_remaining_findings_are_shortened(tmp_path: Path) -> None:
-    source = make_tree(tmp_path / "photos", {f"a/{n:03}.jpg": jpeg(4, 4, n) for n in range(53)})
-    place = tmp_path / "made"
-    convert(source, place, to="webdataset", shard_samples=1, check="none", workers=1)
-    for path in (*source.rglob("*.jpg"), *place.glob("*.tar")):
-        path.write_bytes(b"bad")
-    lines = repair(place, source, code=LEFT)[1].splitlines()
-    assert len(lines) == 51
-    assert lines[-1].startswith("  not repaired: ... and 3 more (--json")
 
 
 def test_wrong_requests_are_one_line(place: Path, folder: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import make_folder, make_tree, png, run_main, tree
+from helpers import make_folder, run_main, tree
 from refusals import refuses
 
 from shardkit import convert, open_dataset
@@ -101,16 +101,6 @@ def test_damaged_files_beside_the_shards_are_named(place: Path, level: str) -> N
     text = (place / "shardkit.json").read_text()
     (place / "shardkit.json").write_text(text.replace('"cat"', '"cow"'))
     assert "shardkit.json" in verify(place, "--level", level, code=DAMAGED)[1]
-
-
-def test_odd_names_are_escaped(tmp_path: Path) -> None:
-    make_tree(tmp_path / "photos", {"a/x\ny\x1b[31m.png": png()})
-    convert(tmp_path / "photos", tmp_path / "made", to="lmdb", workers=1)
-    damage(tmp_path / "made", row=0)
-    said, errors = verify(tmp_path / "made", code=DAMAGED)
-    assert len(errors.splitlines()) == 2
-    assert "\x1b" not in said + errors
-    assert "x\\ny" in errors
 
 
 def test_wrong_requests_exit_with_2(place: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_the_walk_finds_what_tarfile_wrote(keys: list[str], values: list[bytes],
         reader.close()
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(content=records())
 def test_tarfile_finds_what_we_wrote(content: list[Record]) -> None:
     expected = [
