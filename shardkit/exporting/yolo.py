@@ -17,7 +17,7 @@ from shardkit.exporting.records import Exporting
 from shardkit.kinds.field import Field
 from shardkit.record import IMAGE, Record
 from shardkit.sources.annotated import turned
-from shardkit.sources.places import is_split_name
+from shardkit.sources.folders import is_split_name
 from shardkit.system.text import name_list, quoted
 
 _FIELDS = {"boxes": "boxes", "keypoints": "keypoints", "polygons": "json"}

@@ -1,4 +1,4 @@
-"""A folder in an object store as a `Place`: its objects are listed and read, and never copied."""
+"""A `SourceFolder` in an object store: its objects are listed and read, and never copied."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shardkit.contracts import Entry
 from shardkit.errors import CHANGED, BadImage, UsageError
 from shardkit.remote import whole
 from shardkit.remote.process import call
-from shardkit.sources.places import (
+from shardkit.sources.folders import (
     MAX_BYTES,
     TOO_LARGE,
     Finder,
-    Place,
+    SourceFolder,
     claims_image,
     walk_order,
     why_left_out,
@@ -27,7 +27,7 @@ _TOGETHER = 1 << 20
 """Bytes of objects that the helper process sends at a time, which costs less than one by one."""
 
 
-class BucketFolder(Place):
+class BucketFolder(SourceFolder):
     """The objects below a URL, with ``/`` in their names as in paths.
 
     The URL is without credentials: those are in the environment. ``below`` is a folder below it;
@@ -175,14 +175,14 @@ _arriving = _Arriving()
 class _Listing(Finder):
     """Lists the objects of a folder. The suffix decides which are images: no content is read."""
 
-    def __init__(self, place: BucketFolder) -> None:
+    def __init__(self, folder: BucketFolder) -> None:
         super().__init__()
-        self._place = place
+        self._folder = folder
 
     def files(self, top: str, *, recurse: bool) -> Iterator[tuple[str, int, int]]:
         """Yield path, size and stamp of each image in a folder, and report everything else."""
         skip = len(top) + 1 if top else 0
-        for path, size, stamp in self._place.listed(top, deep=recurse):
+        for path, size, stamp in self._folder.listed(top, deep=recurse):
             if path == top:
                 self.ignore(path or ".", "an empty object" if not size else "named like a folder")
             elif reasons := [*filter(None, map(why_left_out, path[skip:].split("/")))]:

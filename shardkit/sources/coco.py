@@ -17,9 +17,9 @@ from shardkit.kinds.field import Field
 from shardkit.options import option
 from shardkit.sources.annotated import SIZE, AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
+from shardkit.sources.folders import below
 from shardkit.sources.inputs import reading
 from shardkit.sources.named_files import NamedListing, Names, corners
-from shardkit.sources.places import below
 from shardkit.sources.recognize import Overview, split_in
 from shardkit.sources.together import open_folder
 from shardkit.sources.zip_file import open_member, zip_folder

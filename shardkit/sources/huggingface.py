@@ -20,6 +20,7 @@ from shardkit.sources import arrow_reader
 from shardkit.sources.column_source import Cells, ColumnSource, Known, RowFile
 from shardkit.sources.columns import Column, ColumnOptions
 from shardkit.sources.driver import Listing, SplitOptions, split_names
+from shardkit.sources.folders import below
 from shardkit.sources.inputs import (
     InputFiles,
     OpenedFile,
@@ -30,7 +31,6 @@ from shardkit.sources.inputs import (
     stamp_of,
 )
 from shardkit.sources.library_process import call
-from shardkit.sources.places import below
 from shardkit.system.files import read_small
 from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import quoted, size

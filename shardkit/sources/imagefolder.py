@@ -31,21 +31,21 @@ from shardkit.contracts import (
 from shardkit.errors import BadImage, Problem, UsageError, setting
 from shardkit.options import option
 from shardkit.record import DATASET_FILE, NO_LABEL, Record, make_keys
-from shardkit.sources.images import image_record, require_inside
-from shardkit.sources.places import (
+from shardkit.sources.folders import (
     BROKEN_LINK,
     NO_FILE,
     TOO_LARGE,
     UNREADABLE_FOLDER,
     Finder,
-    Place,
+    SourceFolder,
     below,
     claims_image,
     is_split_name,
-    open_place,
+    open_folder,
     walk_order,
     why_left_out,
 )
+from shardkit.sources.images import image_record, require_inside
 from shardkit.system.files import as_name, read_small
 from shardkit.system.late import load
 from shardkit.system.text import is_within
@@ -132,39 +132,39 @@ class ImageFolder(PartedSource):
     kind = "imagefolder"
 
     def __init__(self, root: str | Path, options: FolderOptions | None = None) -> None:
-        self.place = open_place(root)
+        self.folder = open_folder(root)
         self.options = options or FolderOptions()
         self.rest: Sequence[str] = ("DST", "--to", "lmdb")
         """Words of a command after the source, for messages that name another source."""
 
     def __str__(self) -> str:
-        return str(self.place)
+        return str(self.folder)
 
     def paths(self) -> Sequence[Path]:
         """Return the folder, if it is local."""
-        return self.place.local()
+        return self.folder.local()
 
     @property
     def chunk_bytes(self) -> int:  # type: ignore[override]
         """Bytes of images that a process prepares at a time."""
-        return self.place.chunk_bytes
+        return self.folder.chunk_bytes
 
     def describe(self, split: str) -> Mapping[str, Any]:
         """Return the name of the folder, or of the split's folder."""
-        return {"name": self.place.inner(split).name}
+        return {"name": self.folder.inner(split).name}
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image file."""
         require_inside(entry.path)
-        return image_record(entry, self.place.read(entry, below(split, entry.path)))
+        return image_record(entry, self.folder.read(entry, below(split, entry.path)))
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the path or URL of an image."""
-        return self.place.locate(below(split, entry.path))
+        return self.folder.locate(below(split, entry.path))
 
     def ahead(self, split: str, entries: Sequence[Entry]) -> None:
         """Start to read images."""
-        self.place.ahead(entries, [below(split, entry.path) for entry in entries])
+        self.folder.ahead(entries, [below(split, entry.path) for entry in entries])
 
     def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
         """Return the file of each image, if they are local."""
@@ -175,7 +175,7 @@ class ImageFolder(PartedSource):
                 require_inside(entry.path)
         except BadImage:
             return None  # `read` says which
-        return self.place.paths([below(split, entry.path) for entry in entries])
+        return self.folder.paths([below(split, entry.path) for entry in entries])
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the images of each split, in the order of labels and paths."""
@@ -199,19 +199,19 @@ class ImageFolder(PartedSource):
 
         A split has at most ``most`` parts, and one more for its own files.
         """
-        for archive in filter(Path.is_file, self.place.local()):
+        for archive in filter(Path.is_file, self.folder.local()):
             load(_REFUSE_OTHERS)(archive, self.rest)
-        folders = self.place.folders()
-        for root in () if self.options.classes else self.place.local():
+        folders = self.folder.folders()
+        for root in () if self.options.classes else self.folder.local():
             if self._may_be_other(folders):
                 load(_REFUSE_OTHERS)(root, self.rest, splits=bool(self.options.splits))
         splits = self.options.splits
-        splits = _are_splits(self.place, folders) if splits is None else splits
+        splits = _are_splits(self.folder, folders) if splits is None else splits
         inner = {"": folders}
         if splits:
-            inner = {name: self.place.inner(name).folders() for name in folders}
+            inner = {name: self.folder.inner(name).folders() for name in folders}
         if not self.options.classes:
-            _require_labels(self.place, inner)
+            _require_labels(self.folder, inner)
         names = [*inner]
         class_names = {name for classes in inner.values() for name in classes}
         if self.options.class_order in ("plain", "natural"):
@@ -233,7 +233,7 @@ class ImageFolder(PartedSource):
                     (labels[name], name) for name in class_folders[start : start + step]
                 )
                 parts.append(SourcePart(split, _Folders(labeled=True, classes=of_part)))
-        loose = sorted(set(self.place.names()).difference(names)) if splits else []
+        loose = sorted(set(self.folder.names()).difference(names)) if splits else []
         ignored: dict[str, list[Problem]] = {name: [] for name in names}
         ignored[names[0]] += [
             Problem(path=name, reason=why_left_out(name) or "outside any split") for name in loose
@@ -263,23 +263,23 @@ class ImageFolder(PartedSource):
     def _may_be_other(self, folders: Sequence[str]) -> bool:
         """Return whether names suggest another layout, so that other kinds should have a look."""
         inside = ["", *filter(is_split_name, folders)]
-        names = [name for top in inside for name in self.place.inner(top).names()]
+        names = [name for top in inside for name in self.folder.inner(top).names()]
         suggested = (
             (len(folders) < FOLDERS_TRIED and not all(map(self._has_image, folders)))
-            or any(len(self.place.inner(top).folders()) == 1 for top in inside)
+            or any(len(self.folder.inner(top).folders()) == 1 for top in inside)
             or any(map(_OTHERS.search, names))
             or self._may_have_masks(inside)
         )
         return suggested or any(
             os.path.isdir(root / as_name(name) / as_name(name))
-            for root in self.place.local()
+            for root in self.folder.local()
             for name in folders
         )
 
     def _has_image(self, folder: str) -> bool:
         """Return whether a folder has an image, not only folders with some."""
         with contextlib.suppress(PermissionError):  # the listing will name it
-            return any(map(claims_image, self.place.inner(folder).names()))
+            return any(map(claims_image, self.folder.inner(folder).names()))
         return True
 
     def _may_have_masks(self, tops: Sequence[str]) -> bool:
@@ -287,35 +287,35 @@ class ImageFolder(PartedSource):
         return any(
             MASK_NAME.fullmatch(file.rpartition(".")[0])
             for top in tops
-            for name in self.place.inner(top).folders()[:FOLDERS_TRIED]
+            for name in self.folder.inner(top).folders()[:FOLDERS_TRIED]
             for file in self._names(below(top, name))
         )
 
     def _names(self, folder: str) -> list[str]:
         """Return the names in a folder; none if it cannot be read, which the scan says."""
         try:
-            return list(self.place.inner(folder).names())
+            return list(self.folder.inner(folder).names())
         except PermissionError:
             return []
 
     def list_part(self, part: SourcePart) -> PartListing:
         """List the images of some class folders, in the order of labels and paths."""
-        finder = self.place.inner(part.split).finder()
+        finder = self.folder.inner(part.split).finder()
         entries = ((part.split, entry) for entry in _find(finder, part.place))
         return PartListing(entries, finder.problems, finder.ignored)
 
     def require_images(self, scan: Scan) -> None:
         """Refuse a folder with neither images nor problems."""
         if not any(map(len, scan.splits.values())) and not any(scan.problems.values()):
-            if self.place.has(DATASET_FILE):
+            if self.folder.has(DATASET_FILE):
                 raise UsageError(
-                    f"{self.place} is a shardkit dataset, not a folder of images",
+                    f"{self.folder} is a shardkit dataset, not a folder of images",
                     remedy="use `shardkit convert dataset` or `shardkit merge`; `shardkit "
                     "diff` compares two datasets",
                 )
-            packed = [name for name in self.place.names() if name.lower().endswith(_PACKED)]
+            packed = [name for name in self.folder.names() if name.lower().endswith(_PACKED)]
             raise UsageError(
-                f"there are no images in {self.place}: no file has the content or the suffix of one"
+                f"there are no images in {self.folder}: no file has the content or suffix of one"
                 + (f"; unpack {packed[0]} first" if packed else "")
             )
 
@@ -356,15 +356,15 @@ def scan_imagefolder(
     return ImageFolder(root, FolderOptions(class_order=class_order, splits=splits)).scan()
 
 
-def _are_splits(place: Place, folders: Sequence[str]) -> bool:
+def _are_splits(root: SourceFolder, folders: Sequence[str]) -> bool:
     named = [folder for folder in folders if is_split_name(folder)]
     if len(named) == len(folders):
         return bool(named)
-    if inner := [folder for folder in named if place.inner(folder).folders()]:
+    if inner := [folder for folder in named if root.inner(folder).folders()]:
         other = next(folder for folder in folders if folder not in named)
         verb = "looks like a split" if len(inner) == 1 else "look like splits"
         raise UsageError(
-            f"{place}: {', '.join(inner)} {verb}, but {other} does not",
+            f"{root}: {', '.join(inner)} {verb}, but {other} does not",
             remedy=f"pass {setting('splits', True)} for splits, or {setting('splits', False)} "
             "for classes",
         )
@@ -387,14 +387,14 @@ def _require_distinct(splits: Mapping[str, Iterable[str]], classes: Sequence[str
                 )
 
 
-def _require_labels(place: Place, splits: Mapping[str, Sequence[str]]) -> None:
+def _require_labels(root: SourceFolder, splits: Mapping[str, Sequence[str]]) -> None:
     """Refuse a split without class folders next to others, such as ImageNet's val."""
     flat = [name for name, classes in splits.items() if not classes]
     unlabeled = [name for name in flat if not name.lower().startswith("test")]
     if any(splits.values()) and unlabeled:
         raise UsageError(
-            f"{place}: {unlabeled[0]} has no class folders, so its images would have no labels. "
-            f"`shardkit convert table LIST.csv DST --root {place.locate(unlabeled[0])}` reads "
+            f"{root}: {unlabeled[0]} has no class folders, so its images would have no labels. "
+            f"`shardkit convert table LIST.csv DST --root {root.locate(unlabeled[0])}` reads "
             "labels from a table with the columns file_name and label;",
             remedy=f"pass {setting('classes', True)} to convert it without labels",
         )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from shardkit.errors import BadImage, UsageError, setting
 from shardkit.options import option
 from shardkit.record import NO_LABEL
-from shardkit.sources.places import why_left_out
+from shardkit.sources.folders import why_left_out
 from shardkit.system.files import as_text, read_small
 from shardkit.system.text import amount, quoted
 

@@ -21,10 +21,10 @@ from shardkit.kinds.packing import with_fields
 from shardkit.options import option
 from shardkit.record import NO_LABEL, Record
 from shardkit.sources.driver import ListedSource, Listing, Row
+from shardkit.sources.folders import below, why_left_out
 from shardkit.sources.images import has_image_suffix, image_record, read_file, require_machine
 from shardkit.sources.inputs import reading
 from shardkit.sources.kept import Kept, value_of
-from shardkit.sources.places import below, why_left_out
 from shardkit.sources.zip_file import (
     Member,
     ZipFolder,
@@ -383,10 +383,10 @@ class Names:
         seen = set()
         while waiting:
             inside = waiting.pop()
-            place = self._prefix + as_name(inside)
+            path = self._prefix + as_name(inside)
             try:
-                identity = os.stat(place)[1:3]
-                items = sorted(os.scandir(place), key=lambda item: item.name)
+                identity = os.stat(path)[1:3]
+                items = sorted(os.scandir(path), key=lambda item: item.name)
             except OSError:
                 yield inside
                 continue
@@ -450,13 +450,13 @@ class Names:
 class ZipNames(Names):
     """The files in an archive, or in a folder of one."""
 
-    def __init__(self, place: ZipFolder) -> None:
-        super().__init__(str(place))
-        self._place = place
+    def __init__(self, folder: ZipFolder) -> None:
+        super().__init__(str(folder))
+        self._folder = folder
 
     def has(self, name: str) -> bool:
         """Return whether there is a file or folder of that name."""
-        return self._place.content(name) is not None
+        return self._folder.content(name) is not None
 
     def status(self, plain: str) -> Found:
         """Return a member by its plain name; BadImage if there is none that can be read."""
@@ -471,21 +471,21 @@ class ZipNames(Names):
         """Return the content of a member; BadImage if it changed or is damaged."""
         if self.status(file.name) != file:
             raise BadImage(CHANGED)
-        with reading(self._place.path) as view:
+        with reading(self._folder.path) as view:
             return read_member(view, self._member(file.name), image=image)[0]
 
     def head(self, name: str, size: int) -> bytes:
         """Return the start of a member."""
-        return head_of(self._place.path, self._member(name))[:size]
+        return head_of(self._folder.path, self._member(name))[:size]
 
     def images(self, folder: str = "") -> Iterator[str]:
         """Yield the images in a folder and below it, by suffix, sorted."""
-        for path, _ in self._place.members(folder):
+        for path, _ in self._folder.members(folder):
             if has_image_suffix(path) and not any(map(why_left_out, path.split("/"))):
                 yield path
 
     def _member(self, name: str) -> Member:
-        member = self._place.content(name)
+        member = self._folder.content(name)
         if not isinstance(member, Member):
             raise BadImage("it is not a file in the archive")
         if member.why:
@@ -493,8 +493,8 @@ class ZipNames(Names):
         return member
 
     def _walk(self) -> Iterator[tuple[str, str]]:
-        yield from ((path, "") for path, _ in self._place.members())
-        for problem in directory_of(self._place.path).refused:
+        yield from ((path, "") for path, _ in self._folder.members())
+        for problem in directory_of(self._folder.path).refused:
             yield problem.path, problem.reason
 
 

@@ -19,6 +19,7 @@ from shardkit.kinds.packing import with_fields
 from shardkit.options import option
 from shardkit.record import IMAGE, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
 from shardkit.sources.driver import ListedSource, Listing, Row
+from shardkit.sources.folders import is_split_name, why_left_out
 from shardkit.sources.images import read_file, require_inside
 from shardkit.sources.inputs import place, place_of, require_rows
 from shardkit.sources.labels import Value, classes_option, label_of, read_classes
@@ -33,7 +34,6 @@ from shardkit.sources.npy_files import (
     values,
     walk,
 )
-from shardkit.sources.places import is_split_name, why_left_out
 from shardkit.sources.table_rows import columns_of, rows_of
 from shardkit.system import safe_paths
 from shardkit.system.files import as_name, as_text, require_local

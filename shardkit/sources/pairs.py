@@ -17,10 +17,10 @@ from shardkit.options import option
 from shardkit.record import NO_LABEL
 from shardkit.sources.annotated import AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
+from shardkit.sources.folders import below, is_split_name
 from shardkit.sources.imagefolder import FOLDERS_TRIED, MASK_NAME
 from shardkit.sources.kept import Kept, parse_keep
 from shardkit.sources.named_files import NamedListing, Names, names_in
-from shardkit.sources.places import below, is_split_name
 from shardkit.sources.recognize import Overview
 from shardkit.sources.table_layout import unread_lists
 from shardkit.system.text import quoted

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from shardkit.contracts import Recognition
 from shardkit.errors import UsageError, setting
 from shardkit.registry import DATASET, DEFAULT_SOURCE, get_source, source_names
+from shardkit.sources.folders import below, is_split_name, why_left_out
 from shardkit.sources.images import has_image_suffix, open_at_once
-from shardkit.sources.places import below, is_split_name, why_left_out
 from shardkit.system.files import as_name, as_text
 from shardkit.system.late import load
 from shardkit.system.text import shell

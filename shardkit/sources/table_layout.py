@@ -14,8 +14,8 @@ from typing import NamedTuple
 from shardkit.contracts import Recognition
 from shardkit.errors import UsageError, setting
 from shardkit.sources.columns import field_name, ones_of, usual_label
+from shardkit.sources.folders import below, is_split_name
 from shardkit.sources.images import has_image_suffix
-from shardkit.sources.places import below, is_split_name
 from shardkit.sources.recognize import Overview, split_in
 from shardkit.sources.table_rows import SUFFIXES
 from shardkit.sources.table_text import LISTS, first_rows

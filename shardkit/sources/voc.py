@@ -19,9 +19,9 @@ from shardkit.kinds.field import Field
 from shardkit.options import option
 from shardkit.sources.annotated import SIZE, AnnotatedOptions, AnnotatedSource
 from shardkit.sources.driver import Listing
+from shardkit.sources.folders import below, is_split_name
 from shardkit.sources.labels import LabelValues, checked_label, classes_option, read_classes
 from shardkit.sources.named_files import NamedListing, names_in
-from shardkit.sources.places import below, is_split_name
 from shardkit.sources.recognize import Overview
 from shardkit.system.files import as_name, as_text
 from shardkit.system.text import quoted, shell

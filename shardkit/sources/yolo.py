@@ -21,9 +21,9 @@ from shardkit.kinds.field import Field
 from shardkit.record import Record
 from shardkit.sources.annotated import UPRIGHT, AnnotatedOptions, AnnotatedSource, header_of
 from shardkit.sources.driver import Listing
+from shardkit.sources.folders import is_split_name
 from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.named_files import NamedListing, Names, is_below
-from shardkit.sources.places import is_split_name
 from shardkit.sources.recognize import Overview
 from shardkit.system.files import as_name, read_small
 from shardkit.system.late import load

@@ -1,4 +1,4 @@
-"""Zip archives: what they contain, and their members by name and place.
+"""Zip archives: what they contain, and their members by name and offset.
 
 `zipfile` reads the directory at the end of an archive. Members are read here. Source: PKWARE's
 APPNOTE.TXT, 6.3.10.
@@ -24,18 +24,18 @@ from shardkit.codecs.foreign import UnreadImage
 from shardkit.codecs.image import image_field_of
 from shardkit.contracts import Entry
 from shardkit.errors import BadImage, Problem, UsageError
-from shardkit.sources.images import open_at_once, require_machine
-from shardkit.sources.inputs import OpenedFile, reading, refusing
-from shardkit.sources.places import (
+from shardkit.sources.folders import (
     MAX_BYTES,
     TOO_LARGE,
     Finder,
-    Place,
+    SourceFolder,
     below,
     claims_image,
     is_split_name,
     why_left_out,
 )
+from shardkit.sources.images import open_at_once, require_machine
+from shardkit.sources.inputs import OpenedFile, reading, refusing
 from shardkit.sources.recognize import Overview
 from shardkit.system.files import as_text
 
@@ -197,7 +197,7 @@ def _add(directory: Directory, name: str, member: Member) -> None:
         directory.refused.append(Problem(path=name, reason=why))
 
 
-class ZipFolder(Place):
+class ZipFolder(SourceFolder):
     """A folder in a zip archive; ``below`` is "" or ends with a slash."""
 
     def __init__(self, path: str, below: str = "") -> None:
@@ -290,9 +290,9 @@ def _is_image(name: str) -> bool:
 class _Walk(Finder):
     """Walks a folder in an archive."""
 
-    def __init__(self, place: ZipFolder) -> None:
+    def __init__(self, folder: ZipFolder) -> None:
         super().__init__()
-        self._place = place
+        self._folder = folder
 
     def files(self, top: str, *, recurse: bool) -> Iterator[tuple[str, int, int]]:
         """Yield path, size and checksum of each image below ``top``, and report all else."""
@@ -300,7 +300,7 @@ class _Walk(Finder):
         while waiting:
             folder = waiting.pop()
             inner = []
-            for name, item in sorted(self._place.listed(folder).items(), key=lambda item: item[0]):
+            for name, item in sorted(self._folder.listed(folder).items(), key=lambda item: item[0]):
                 path = f"{folder}/{name}" if folder else name
                 if reason := why_left_out(name):
                     self.ignore(path, reason)
@@ -317,7 +317,7 @@ class _Walk(Finder):
 
     def _has_image(self, path: str, member: Member) -> bool:
         try:
-            image_field_of(io.BytesIO(head_of(self._place.path, member)))
+            image_field_of(io.BytesIO(head_of(self._folder.path, member)))
         except UnreadImage:
             return True  # reading it says so
         except BadImage:
@@ -384,16 +384,16 @@ def zip_folder(path: str | Path) -> ZipFolder | None:
     return None
 
 
-def open_member(place: ZipFolder) -> io.RawIOBase:
-    """Open the member that a place is, unpacked to a temporary file; UsageError if it cannot be."""
-    name = str(place)
-    member = place.content()
+def open_member(at: ZipFolder) -> io.RawIOBase:
+    """Open the member at a path, unpacked to a temporary file; UsageError if it cannot be."""
+    name = str(at)
+    member = at.content()
     with refusing(name):
         if not isinstance(member, Member):
             raise BadImage("it is not a file in the archive")
         if member.why:
             raise BadImage(member.why)
-        view = OpenedFile(place.path, ahead=_HEAD)
+        view = OpenedFile(at.path, ahead=_HEAD)
         try:
             start = _start(view, member.offset, member.packed)
             packed = int(member.packed or member.size)
@@ -434,36 +434,36 @@ class _Content(io.RawIOBase):
 
 def overview_of(path: Path) -> Overview | None:
     """Return the overview of what an archive contains; None if it is none that can be read."""
-    place = zip_folder(path)
+    folder = zip_folder(path)
     with contextlib.suppress(UsageError):
-        return Inside(place) if place and directory_of(place.path) else None
+        return Inside(folder) if folder and directory_of(folder.path) else None
     return None
 
 
 class Inside(Overview):
     """The content of an archive, as kinds of sources examine a folder."""
 
-    def __init__(self, place: ZipFolder, shown: Path | None = None) -> None:
-        super().__init__(shown or Path(place.path, place.below))
+    def __init__(self, folder: ZipFolder, shown: Path | None = None) -> None:
+        super().__init__(shown or Path(folder.path, folder.below))
         self.is_folder = True
-        self._place = place
+        self._folder = folder
 
     def inner(self, folder: str) -> Overview:
         """Return the overview of a folder in the archive."""
-        return Inside(self._place.inner(folder))
+        return Inside(self._folder.inner(folder))
 
     def has(self, *names: str) -> bool:
         """Return whether there are files or folders of all these names."""
-        return all(self._place.content(name) is not None for name in names)
+        return all(self._folder.content(name) is not None for name in names)
 
     def ends(self, name: str = "", size: int = 1 << 16) -> bytes:
         """Return the start of a file."""
-        member = self._place.content(name)
+        member = self._folder.content(name)
         with contextlib.suppress(BadImage):
-            return head_of(self._place.path, member)[:size] if isinstance(member, Member) else b""
+            return head_of(self._folder.path, member)[:size] if isinstance(member, Member) else b""
         return b""
 
     def _list(self, inside: str) -> tuple[list[str], list[str]]:
-        folder = self._place.inner(inside)
+        folder = self._folder.inner(inside)
         files = [n for n in folder.names() if folder.has(n) and not why_left_out(n)]
         return folder.folders(), sorted(files)

@@ -54,33 +54,33 @@ class ZipImages(ImageFolder, AttachableSource):
 
     def __init__(self, path: str | Path, options: FolderOptions | None = None) -> None:
         require_local(path)
-        self.place: ZipFolder = ZipFolder(str(path)).unwrapped()
+        self.folder: ZipFolder = ZipFolder(str(path)).unwrapped()
         self.options = options or FolderOptions()
 
     def paths(self) -> Sequence[Path]:
         """Return the archive."""
-        return [Path(self.place.path)]
+        return [Path(self.folder.path)]
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image."""
-        return image_record(entry, self.place.read(entry, entry.path))
+        return image_record(entry, self.folder.read(entry, entry.path))
 
     def parts(
         self, most: int, classes: Sequence[str] | None = None
     ) -> tuple[Scan, Sequence[SourcePart]]:
         """Return a scan without images, and the parts to list; see `ImageFolder.parts`."""
         if not self.options.classes:
-            _refuse_other_kinds(self.place)
+            _refuse_other_kinds(self.folder)
         scan, parts = super().parts(most, classes)
         first = next(iter(scan.splits))
-        scan.problems[first] += directory_of(self.place.path).refused
-        ignored = {**scan.ignored, first: [*scan.ignored[first], *self.place.outside()]}
+        scan.problems[first] += directory_of(self.folder.path).refused
+        ignored = {**scan.ignored, first: [*scan.ignored[first], *self.folder.outside()]}
         return replace(scan, ignored=ignored), parts
 
     def list_part(self, part: SourcePart) -> PartListing:
         """List the images of some class folders, with the place of each."""
         listing = super().list_part(part)
-        folder = self.place.inner(part.split)
+        folder = self.folder.inner(part.split)
         return listing._replace(
             entries=((split, _placed(folder, entry)) for split, entry in listing.entries)
         )
@@ -93,15 +93,15 @@ class ZipImages(ImageFolder, AttachableSource):
         """Return the archive with its images; UsageError if some are compressed."""
         if packed := sum(bool(entry.values) for entry in images.entries):
             raise UsageError(
-                f"{self.place.path} has {amount(packed, 'compressed image')}, which cannot be read "
-                "in place",
+                f"{self.folder.path} has {amount(packed, 'compressed image')}, which cannot be "
+                "read in place",
                 remedy="store them (`zip -0`), or use `shardkit convert zip`",
             )
-        return [(Path(self.place.path), images)]
+        return [(Path(self.folder.path), images)]
 
     def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
         """Yield each image with its offset in the archive."""
-        with reading(self.place.path, ahead=True) as view:
+        with reading(self.folder.path, ahead=True) as view:
             for entry in entries:
                 try:
                     data, start = read_member(view, member_of(entry))
@@ -118,24 +118,24 @@ def _placed(folder: ZipFolder, entry: Entry) -> Entry:
     return entry._replace(place=member.offset, values=member.packed)
 
 
-def _refuse_other_kinds(place: ZipFolder) -> None:
+def _refuse_other_kinds(folder: ZipFolder) -> None:
     """Refuse an archive of another layout, and images whose labels may be in a list."""
-    seen = Inside(place)
-    unpacked = Inside(place, Path("FOLDER", place.below))
+    seen = Inside(folder)
+    unpacked = Inside(folder, Path("FOLDER", folder.below))
     others = [it for it in recognized(seen) if it.by.certain and it.kind != DEFAULT_SOURCE]
     if others:
         way = f"{_UNPACK}run {others[0].command(unpacked.path)}"
         if all(get_source(other.kind).reads_zip for other in others):
-            way = f"run shardkit convert {shell(place.path)} DST --to lmdb"
+            way = f"run shardkit convert {shell(folder.path)} DST --to lmdb"
         raise UsageError(
-            f"{place} looks like {' and '.join(map(str, others))}, not like one folder for each "
+            f"{folder} looks like {' and '.join(map(str, others))}, not like one folder for each "
             "class",
             remedy=f"{way}; or pass {setting('classes', True)} to take its folders as they are",
         )
     for (file, way), (_, then) in zip(unread_lists(seen), unread_lists(unpacked), strict=True):
         is_read = way.startswith("shardkit convert table") and "imagefolder" not in way
         raise UsageError(
-            f"{place}: {file} may list the labels of its images, which folders do not have",
+            f"{folder}: {file} may list the labels of its images, which folders do not have",
             remedy=f"{'' if is_read else _UNPACK}run {way if is_read else then}. Pass "
             f"{setting('classes', True)} to take the folders as they are",
         )

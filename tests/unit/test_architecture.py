@@ -70,7 +70,7 @@ HEAVY = {
 """Libraries that only these packages or modules import."""
 
 CORE = (
-    "sources.image_files sources.imagefolder sources.images sources.opening sources.places "
+    "sources.image_files sources.imagefolder sources.images sources.opening sources.folders "
     "sources.wrapper"
 )
 """Modules of rings' packages that belong to the core: what an image folder needs."""

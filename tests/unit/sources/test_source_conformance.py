@@ -81,7 +81,7 @@ class ReadsAnother(ImageFolder):
 
 class DescribesItsPlace(ImageFolder):
     def describe(self, split: str) -> Mapping[str, Any]:
-        return {"name": str(self.place)}
+        return {"name": str(self.folder)}
 
 
 class ReadsAnything(ImageFolder):

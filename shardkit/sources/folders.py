@@ -1,6 +1,6 @@
-"""Where the files of a folder source are: a local folder, or another `Place`.
+"""Where the files of a folder source are: on this machine, or elsewhere.
 
-A place lists and reads files, and knows nothing of classes, splits and records.
+A folder lists and reads files, and knows nothing of classes, splits and records.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _OF_SYSTEMS = frozenset(
 _STORED = ("utf-8", "surrogateescape")
 """Encoding of names in datasets, whatever the locale."""
 
-_PLACES = {
-    "": "shardkit.sources.places:open_local",
+_OPENERS = {
+    "": "shardkit.sources.folders:open_local",
     **dict.fromkeys(STORES, "shardkit.remote.bucket_folder:BucketFolder"),
 }
-"""Functions that open a place, by the scheme of its URL."""
+"""Functions that open a folder, by the scheme of its URL."""
 
 
 _SPLIT = re.compile(
@@ -63,14 +63,14 @@ def is_split_name(name: str) -> bool:
     return _SPLIT.fullmatch(name) is not None
 
 
-def open_place(path: str | Path) -> Place:
-    """Return the place of a path or URL, which must not have credentials."""
-    scheme, place = scheme_and_path(path)
-    opened: Place = load(_PLACES[scheme])(place)
+def open_folder(path: str | Path) -> SourceFolder:
+    """Return the folder at a path or URL, which must not have credentials."""
+    scheme, location = scheme_and_path(path)
+    opened: SourceFolder = load(_OPENERS[scheme])(location)
     return opened
 
 
-class Place(ABC):
+class SourceFolder(ABC):
     """A folder with files. Paths are relative to it, with ``/`` between parts.
 
     It is pickled to worker processes.
@@ -91,14 +91,14 @@ class Place(ABC):
         """Return the folder, if it is local."""
 
     @abstractmethod
-    def inner(self, folder: str) -> Place:
+    def inner(self, folder: str) -> SourceFolder:
         """Return a folder directly in this one."""
 
     @abstractmethod
     def folders(self) -> list[str]:
         """Return the sorted names of the folders in it that are data: see `why_left_out`.
 
-        It raises UsageError if the place is missing or cannot be read.
+        It raises UsageError if the folder is missing or cannot be read.
         """
 
     @abstractmethod
@@ -131,7 +131,7 @@ class Place(ABC):
 
 
 class Finder(ABC):
-    """Lists the images of a place, and reports everything else."""
+    """Lists the images of a folder, and reports everything else."""
 
     def __init__(self) -> None:
         self.ignored: list[Problem] = []
@@ -174,7 +174,7 @@ def walk_order(path: str) -> list[tuple[bool, str]]:
     return [*((True, folder) for folder in folders), (False, name)]
 
 
-class LocalFolder(Place):
+class LocalFolder(SourceFolder):
     """A folder of this machine."""
 
     def __init__(self, root: str | Path) -> None:
@@ -237,8 +237,8 @@ class LocalFolder(Place):
         return [prefix + name.encode(*_STORED) for name in names]
 
 
-def open_local(path: str) -> Place:
-    """Return a local folder; see `open_place`."""
+def open_local(path: str) -> SourceFolder:
+    """Return a local folder; see `open_folder`."""
     require_local(path)
     return LocalFolder(path)
 
