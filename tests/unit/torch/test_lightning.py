@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
+import os
 import pickle
 import re
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from engines import Crew
 from helpers import DEADLINE, make_dataset, make_tree, png
 from lightning.pytorch.callbacks import ModelCheckpoint
 from loading import Print, Prints, prints, prints_of, row_order
+from ranks import in_ranks
 from refusals import refused
 from torch.utils.data import Subset
 
@@ -434,56 +434,40 @@ def test_worker_processes_of_a_failed_run_end_with_its_garbage_collection(
     crew.ends()
 
 
-_TWO_RANKS = """
-import json, sys
-from pathlib import Path
-import lightning.pytorch as pl
-import torch
-from shardkit import ShardDataModule
+class Rows(pl.LightningModule):
+    """Records the rows of its batches."""
 
-class Model(pl.LightningModule):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.seen = {"train": [[], []], "validation": [[], []]}
-    def training_step(self, batch, number):
+        self.seen: dict[str, list[Any]] = {"train": [[], []], "validation": [[], []]}
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
         self.seen["train"][self.current_epoch].append(batch[2].tolist())
         return self.weight.sum()
-    def validation_step(self, batch, number):
+
+    def validation_step(self, batch: Any, number: int) -> None:
         self.seen["validation"][self.current_epoch].append(batch[2].tolist())
-    def configure_optimizers(self):
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1)
 
-root = Path(sys.argv[1])
-options = dict(with_rows=True, num_workers=1)
-data = ShardDataModule(root / "train", root / "validation", batch_size=2, **options)
-trainer = pl.Trainer(
-    accelerator="cpu", strategy="ddp", devices=2, max_epochs=2, num_sanity_val_steps=0,
-    logger=False, enable_checkpointing=False, enable_progress_bar=False,
-    enable_model_summary=False,
-)
-model = Model()
-trainer.fit(model, data)
-(Path(sys.argv[2]) / f"{trainer.global_rank}.json").write_text(json.dumps(model.seen))
-"""
+
+def rows_of_a_rank(root: Path, _: dict[str, Any]) -> dict[str, list[Any]]:
+    os.environ["LOCAL_RANK"] = str(torch.distributed.get_rank())  # as launchers do
+    both = root / "train", root / "validation"
+    data = ShardDataModule(*both, batch_size=2, with_rows=True, num_workers=1)
+    choices: dict[str, Any] = {"strategy": "ddp", "devices": 2, "num_sanity_val_steps": 0}
+    model = Rows()
+    trainer(root, max_epochs=2, **choices).fit(model, data)
+    return model.seen
 
 
-@pytest.mark.slow
-def test_the_ranks_of_a_trainer_divide_each_step(root: Path, tmp_path: Path) -> None:
-    script = tmp_path / "two.py"
-    script.write_text(_TWO_RANKS)
-    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-
-    done = subprocess.run(
-        [sys.executable, "-m", *launcher, str(script), str(root), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
-    zero, one = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+def test_the_ranks_of_a_trainer_divide_each_step(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    zero, one = in_ranks(2, tmp_path / "ranks", rows_of_a_rank, root, {})
     order = row_order(shuffle=True)
     for epoch in range(2):
         rows = order.rows(epoch, np.arange(ROWS)).tolist()
