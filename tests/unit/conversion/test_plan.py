@@ -208,7 +208,7 @@ def test_only_files_of_over_a_tenth_of_all_bytes_are_large() -> None:
 
 
 def test_a_library_without_metadata_is_recorded_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "version_of", {"pillow": "1.0"}.get)
+    monkeypatch.setattr("shardkit.contracts.version_of", {"pillow": "1.0"}.get)
     software = planned([1]).software
     assert (software["simplejpeg"], software["pillow"]) == ("absent", "1.0")
 
@@ -216,7 +216,7 @@ def test_a_library_without_metadata_is_recorded_as_absent(monkeypatch: pytest.Mo
 def test_classes_that_no_manifest_holds_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_CLASS_BYTES", 5)
+    monkeypatch.setattr(module, "CLASS_BYTES", 5)
     with refused(UsageError, "5"):
         make_plan(scan_imagefolder(folder), ConvertOptions(to="lmdb"))
 
