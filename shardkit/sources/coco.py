@@ -27,6 +27,8 @@ from shardkit.system.text import amount, quoted, size
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _MOST_BYTES = 16 << 30
+_TRIED = 50
+"""Images whose names show where they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +61,14 @@ class Coco(AnnotatedSource):
 
     def __init__(self, path: str | Path, options: CocoOptions) -> None:
         super().__init__(path, options, options.root)
+        self._outer = ""
+        """The folders of another machine with which names of files start."""
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the images, in the order of the file."""
         content = self._content()
         listing = NamedListing(listings[""], self.names())
+        self._find_outer(content.images, listing.names)
         for number, image in enumerate(content.images):
             row = f"{self.path.name}:images[{number}]"
             name = self._name_of(image, listing.names)
@@ -93,7 +98,10 @@ class Coco(AnnotatedSource):
         if not isinstance(image, dict):
             return None
         if "file_name" in image:
-            return image["file_name"]
+            name = image["file_name"]
+            if isinstance(name, str) and ("\\" in name or self._outer) and not names.has(name):
+                return _slashed(name).removeprefix(self._outer)
+            return name
         url = image.get("coco_url") or image.get("flickr_url")
         if isinstance(url, str):
             *_, folder, file = ("", *url.split("/"))
@@ -101,6 +109,22 @@ class Coco(AnnotatedSource):
             return below if names.has(below) else file
         key = _id_of(image)
         return f"{key:012}.jpg" if isinstance(key, int) else None
+
+    def _find_outer(self, images: Sequence[Any], below: Names) -> None:
+        """Find which part of the first names is below the root; the rest is of another machine."""
+        self._outer = ""
+        names = (image.get("file_name") for image in images[:_TRIED] if isinstance(image, dict))
+        for name in (name for name in names if isinstance(name, str)):
+            plain = _slashed(name)
+            tail = next((tail for tail in _tails(name) if below.has(tail)), plain)
+            outer = plain.removesuffix(tail)
+            splits = {split_in(Path(folder).name) for folder in (outer, self.root)} - {""}
+            if below.has(name) or len(splits) > 1:  # an image of val must not come from train
+                return
+            if outer:
+                self._outer = outer
+                self.notes.append(f"names of files start with {outer}, read as {self.root}")
+                return
 
     def _content(self) -> _Content:
         try:
@@ -243,6 +267,18 @@ class _Content:
 _STATED = ("image_id", "category_id", "bbox", "keypoints")
 
 
+def _slashed(name: str) -> str:
+    """Return the name of a file with slashes, as on this system."""
+    return name.replace("\\", "/")
+
+
+def _tails(name: str) -> list[str]:
+    """Return a path with fewer and fewer of its first folders."""
+    parts = _slashed(name).split("/")
+    first = max(n + 1 if part in ("", ".", "..") else 0 for n, part in enumerate(parts))
+    return ["/".join(parts[n:]) for n in range(first, len(parts))]
+
+
 def _id_of(image: Any) -> int | str | None:
     key = image.get("id") if isinstance(image, dict) else None
     return key if isinstance(key, int | str) and not isinstance(key, bool) else None
@@ -354,16 +390,23 @@ def _recognize(seen: Overview) -> Iterator[Recognition]:
         for file in seen.files(folder, ".json")[:20]:
             path = below(folder, file)
             ends = seen.ends(path)
-            if _is_coco(ends) and (name := re.search(rb'"file_name"\s*:\s*"([^"\\]+)"', ends)):
-                image = name[1].decode("utf-8", "replace")
+            if _is_coco(ends) and (name := _FILE_NAME.search(ends)):
+                image = name[1].decode("utf-8", "replace").replace("\\\\", "/")
                 roots = [folder, *folders, *(f"images/{inner}" for inner in seen.folders("images"))]
-                fitting = [root for root in roots if seen.has(below(root, image))]
+                found = (
+                    [root for root in roots if seen.has(below(root, tail))]
+                    for tail in _tails(image)
+                )
+                fitting = next(filter(None, found), [])
                 split = [root for root in fitting if split_in(root) == split_in(path) != ""]
                 if folder in fitting or not fitting:
                     fitting = [folder]
                 for root in dict.fromkeys(split or fitting):
                     words = ("--root", f"{{}}/{root}") if root != folder else ()
                     yield Recognition(path, inside=path, words=words)
+
+
+_FILE_NAME = re.compile(rb'"file_name"\s*:\s*"((?:[^"\\]|\\\\)+)"')
 
 
 def _is_coco(ends: bytes) -> bool:

@@ -20,7 +20,7 @@ from shardkit.sources import arrow_reader
 from shardkit.sources.column_source import Cells, ColumnSource, Known, RowFile
 from shardkit.sources.columns import Column, ColumnOptions
 from shardkit.sources.driver import Listing, SplitOptions, split_names
-from shardkit.sources.folders import below
+from shardkit.sources.folders import below, is_split_name
 from shardkit.sources.inputs import (
     InputFiles,
     OpenedFile,
@@ -155,9 +155,8 @@ def _find_splits(pattern: str | Path) -> dict[str, InputFiles]:
     if folder.is_dir() and not any(folder.glob("*.parquet")) and (folder / "data").is_dir():
         pattern = folder / "data"
     files = find_files(pattern, (".parquet",))
-    matches = [_SPLIT.fullmatch(os.path.basename(path)) for path in files.paths]
-    splits_of = [match["split"] for match in matches if match]
-    if len(splits_of) < len(matches) or len(set(splits_of)) == 1:
+    splits_of = [_split_of(os.path.basename(path)) for path in files.paths]
+    if "" in splits_of or len(set(splits_of)) == 1:
         return {"": files}
     result = {}
     for split in dict.fromkeys(splits_of):
@@ -165,6 +164,13 @@ def _find_splits(pattern: str | Path) -> dict[str, InputFiles]:
         paths, names = (tuple(map(part.__getitem__, chosen)) for part in (files.paths, files.names))
         result[split] = InputFiles(paths, names, ())
     return result
+
+
+def _split_of(file: str) -> str:
+    """Return the split of a file by its name, or ""."""
+    match = _SPLIT.fullmatch(file)
+    stem = file.removesuffix(".parquet")
+    return match["split"] if match else stem * is_split_name(stem)
 
 
 def _saved(folder: Path) -> InputFiles:
@@ -225,10 +231,10 @@ def _recognize(seen: Overview) -> Iterator[Recognition]:
     elif seen.has("dataset_dict.json") or seen.has("state.json"):
         yield Recognition("a folder from save_to_disk")
     else:
-        for top in ("", "data"):
+        for top in ("", "data", *filter(is_split_name, seen.folders())):
             if (files := seen.files(top, ".parquet")) and not seen.images(top):
                 of_hub = b"huggingface" in seen.ends(below(top, files[0]))
-                yield Recognition(f"Parquet files such as {files[0]}", of_hub, top)
+                yield Recognition(f"Parquet files such as {below(top, files[0])}", of_hub, top)
 
 
 SOURCE = SourceKind(

@@ -70,14 +70,10 @@ MASK_NAME = re.compile(
 FOLDERS_TRIED = 20
 """Class folders that are searched for masks."""
 
-_NUMBERED = re.compile(r"([A-Za-z]+)[._ -]?\d+\.\w+")
-"""The name of an image that starts with a word, and has a number."""
-
-_NAMES_TRIED = 1000
-
 _PACKED = (".zip", ".rar", ".7z")
 
 _REFUSE_OTHERS = "shardkit.sources.recognize:refuse_other_kinds"
+_OTHER_CLASSES = "shardkit.sources.recognize:note_other_classes"
 
 
 _NEVER_LISTED = {NO_FILE, BROKEN_LINK, TOO_LARGE, *map(os.strerror, errno.errorcode)}
@@ -244,28 +240,23 @@ class ImageFolder(PartedSource):
             classes=ordered if class_names else None,
             ignored=ignored,
             problems={name: [] for name in names},
-            notes=[*_notes(ordered if classes is None else ()), *self._named_classes(inner)],
+            notes=[*_notes(ordered if classes is None else ()), *self._other_classes(inner)],
         )
         return scan, parts
 
-    def _named_classes(self, splits: Mapping[str, Sequence[str]]) -> Iterator[str]:
-        """Yield a note on images without labels whose names state classes, such as cat.0.jpg."""
-        for split in (name for name, classes in splits.items() if not classes):
-            names = filter(claims_image, self._names(split)[:_NAMES_TRIED])
-            words = Counter(match[1] for match in map(_NUMBERED.fullmatch, names) if match)
-            if len(words) > 1 and min(words.values()) > 1:
-                first = ", ".join(sorted(words)[:3])
-                yield (
-                    f"names may state classes ({first}), but only folders label images: move each "
-                    "class to a folder of its own"
-                )
+    def _other_classes(self, splits: Mapping[str, Sequence[str]]) -> Iterator[str]:
+        """Yield notes on what may be classes, in splits whose folders have no images themselves."""
+        for split, classes in splits.items():
+            if not any(self._has_image(below(split, name)) for name in classes[:FOLDERS_TRIED]):
+                for root in self.folder.inner(split).local():
+                    yield from load(_OTHER_CLASSES)(root)
 
     def _may_be_other(self, folders: Sequence[str]) -> bool:
         """Return whether names suggest another layout, so that other kinds should have a look."""
         inside = ["", *filter(is_split_name, folders)]
         names = [name for top in inside for name in self.folder.inner(top).names()]
         suggested = (
-            (len(folders) < FOLDERS_TRIED and not all(map(self._has_image, folders)))
+            not all(map(self._has_image, folders[:FOLDERS_TRIED]))
             or any(len(self.folder.inner(top).folders()) == 1 for top in inside)
             or any(map(_OTHERS.search, names))
             or self._may_have_masks(inside)
@@ -404,8 +395,8 @@ _COPY = re.compile(r"( -)? copy( \(?\d+\)?)?\Z")
 
 
 def _as_seen(name: str) -> str:
-    """Return a name without case, accents' form, and what Finder and Explorer add to copies."""
-    return _COPY.sub("", unicodedata.normalize("NFKC", name).casefold())
+    """Return a name without case, accents' form, spaces around, and what is added to copies."""
+    return _COPY.sub("", unicodedata.normalize("NFKC", name).casefold().strip())
 
 
 def _notes(classes: Sequence[str]) -> Iterator[str]:

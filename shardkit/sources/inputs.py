@@ -31,6 +31,7 @@ _Row = TypeVar("_Row")
 _OFFSET_BITS = 44
 _AHEAD = 1 << 14
 _BRACES = re.compile(r"\{([^{}]*)\}")
+PART = re.compile(r"-[0-9]+-of-[0-9]+\Z")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)\Z")
 
 
@@ -95,7 +96,9 @@ def _in_folder(folder: Path, suffixes: Sequence[str]) -> tuple[list[str], tuple[
         names = sorted(os.listdir(folder))
     except OSError as error:
         raise UsageError(f"the folder {folder} cannot be read: {error.strerror}") from error
-    used = [name for name in names if name.endswith(tuple(suffixes)) and name[0] != "."]
+    used = [
+        name for name in names if PART.sub("", name).endswith(tuple(suffixes)) and name[0] != "."
+    ]
     others = [
         Problem(path=as_text(name), reason=f"not {', '.join(suffixes)}")
         for name in names

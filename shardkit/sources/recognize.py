@@ -10,6 +10,7 @@ import fnmatch
 import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -19,12 +20,14 @@ from shardkit.contracts import Recognition
 from shardkit.errors import UsageError, setting
 from shardkit.registry import DATASET, DEFAULT_SOURCE, get_source, source_names
 from shardkit.sources.folders import below, is_split_name, why_left_out
+from shardkit.sources.imagefolder import FOLDERS_TRIED
 from shardkit.sources.images import has_image_suffix, open_at_once
+from shardkit.sources.inputs import PART
 from shardkit.system.files import as_name, as_text
 from shardkit.system.late import load
 from shardkit.system.text import shell
 
-_REFUSE_UNREAD = "shardkit.sources.table_layout:refuse_unread_lists"
+_REFUSE_MISREAD = "shardkit.sources.table_layout:refuse_misread"
 
 _ARCHIVE = "shardkit.sources.zip_file:overview_of"
 
@@ -33,10 +36,18 @@ _MOST = 10_000
 
 _IN_ZIP = re.compile(r"(.*?\.zip)(?:/(.*))?", re.IGNORECASE | re.DOTALL)
 
-_SPLIT = re.compile(r"(?<![a-z])(train|val|test|dev|eval)")
+_SPLIT = re.compile(r"(?<![a-z])(train|val|test|dev|eval)", re.IGNORECASE)
 
 _HUB = {"blobs", "snapshots"}
 """Folders in a cache of the Hub."""
+
+_NO_CLASS = re.compile(r"(jpe?g|png|img|image|photo|pic|picture|frame)s?", re.IGNORECASE)
+"""Names of folders that say what is in them, and name no class."""
+
+_NUMBERED = re.compile(r"([A-Za-z]+)[._ -]?\d+\.\w+")
+"""The name of an image that starts with a word, and has a number."""
+
+_NAMES_TRIED = 1000
 
 Recognizer = Callable[["Overview"], Iterable[Recognition]]
 
@@ -121,11 +132,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def having(*names: str, suffixes: tuple[str, ...] = ()) -> Recognizer:
+def having(*names: str, suffixes: tuple[str, ...] = (), parts: tuple[str, ...] = ()) -> Recognizer:
     """Return what recognizes a folder with one of some names, or files with one of some suffixes.
 
     In names, ``*`` and the like are allowed. Suffixes are those of a file, or of files in a folder
-    without images, or in its first one.
+    without images, or in its first one. ``parts`` are suffixes of files that are parts of a split,
+    as in `splits_of_parts`; such a folder has no others.
     """
 
     def recognize(seen: Overview) -> Iterator[Recognition]:
@@ -133,15 +145,45 @@ def having(*names: str, suffixes: tuple[str, ...] = ()) -> Recognizer:
             if seen.path.name.lower().endswith(suffixes or ("\0",)):
                 yield Recognition(f"a file {seen.path.suffix}")
             return
+        splits = [*splits_of_parts(seen, parts)] if parts else []
+        if splits:
+            yield from splits
+            return
         listed = [*seen.folders(), *seen.files()]
         found = [name for pattern in names for name in fnmatch.filter(listed, pattern)]
-        for folder in ("", *seen.folders()[:1]):
+        for folder in ("", *seen.folders()[: not parts]):
             if suffixes and not seen.images(folder):
                 found += seen.files(folder, suffixes)
         if found:
             yield Recognition(found[0] if len(found) == 1 else f"{found[0]} and others")
 
     return recognize
+
+
+def splits_of_parts(seen: Overview, suffixes: tuple[str, ...]) -> Iterator[Recognition]:
+    """Yield the splits of a folder of parts of datasets: folders, or words in names of files."""
+    files = [name for name in seen.files() if PART.sub("", name).endswith(suffixes)]
+    for folder in () if files else filter(is_split_name, seen.folders()):
+        inner = [name for name in seen.files(folder) if PART.sub("", name).endswith(suffixes)]
+        if inner and not seen.images(folder):
+            yield Recognition(below(folder, inner[0]), inside=folder)
+    words = [*map(_SPLIT.search, files)]
+    patterns = sorted({f"*{word[1]}*" for word in words if word})
+    matching = [fnmatch.filter(files, pattern) for pattern in patterns]
+    if len(patterns) > 1 and sorted(itertools.chain(*matching)) == files:
+        for pattern, names in zip(patterns, matching, strict=True):
+            yield Recognition(names[0], inside=names[0] if len(names) == 1 else pattern)
+
+
+def require_one_split(path: str | Path, suffixes: tuple[str, ...]) -> None:
+    """Refuse a folder with parts of several splits, which would become one dataset."""
+    splits = [by.inside for by in splits_of_parts(Overview(path), suffixes)]
+    if len(splits) > 1:
+        raise UsageError(
+            f"{path} has parts of several splits ({', '.join(splits)})",
+            remedy=f"name one, such as {shell(os.path.join(path, splits[0]))}, or run "
+            f"`shardkit convert {shell(path)} DST --to lmdb` for a dataset of each",
+        )
 
 
 def having_index(part: bytes) -> Recognizer:
@@ -158,7 +200,7 @@ def having_index(part: bytes) -> Recognizer:
 def recognize_folders(seen: Overview) -> Iterator[Recognition]:
     """Yield what shows folders of images."""
     folders = seen.folders()
-    full = [name for name in folders if _has_images(seen, name)]
+    full = [name for name in folders if has_images(seen, name)]
     if {*folders} >= _HUB:
         for name in seen.folders("snapshots"):
             yield Recognition("a snapshot of the Hub", inside=f"snapshots/{name}")
@@ -171,6 +213,8 @@ def recognize_folders(seen: Overview) -> Iterator[Recognition]:
             yield Recognition(f"splits {', '.join(full[:3])}")
     elif around := _folder_around(seen, ""):
         yield Recognition(f"folders of images in {around}/", inside=around)
+    elif len(full) == 1 and _NO_CLASS.fullmatch(full[0]) and not seen.images():
+        yield Recognition(f"images in {full[0]}/", inside=full[0])
     elif full:
         yield Recognition(f"class folders such as {full[0]}")
     elif not folders and (images := seen.images()):
@@ -180,19 +224,17 @@ def recognize_folders(seen: Overview) -> Iterator[Recognition]:
 def _are_wrapped(seen: Overview, folders: Sequence[str]) -> bool:
     """Return whether folders are no classes: class folders are one folder deeper than in a split.
 
-    Of splits, one such folder shows it, as does one in a folder of the same name. Otherwise, all
-    must be such.
+    Of splits, one such folder shows it, also with images alone, as does one in a folder of the same
+    name. Otherwise, all must be such.
     """
     inner = {folder: _unwrapped(seen, folder) for folder in folders}
+    deeper = {folder for folder in folders if inner[folder] != folder}
     wrapped = {
-        folder
-        for folder, inside in inner.items()
-        if inside != folder and not seen.images(inside) and seen.folders(inside)
+        name for name in deeper if seen.folders(inner[name]) and not seen.images(inner[name])
     }
     sure = [
-        folder
-        for folder in wrapped
-        if is_split_name(folder) or inner[folder].split("/")[1].lower() == folder.lower()
+        *filter(is_split_name, deeper),
+        *(name for name in wrapped if inner[name].split("/")[1].lower() == name.lower()),
     ]
     return bool(sure) or len(wrapped) == len(folders)
 
@@ -203,7 +245,8 @@ def _unwrapped(seen: Overview, folder: str, depth: int = 4) -> str:
     if len(inner) != 1 or seen.images(folder) or not depth:
         return folder
     inside = f"{folder}/{inner[0]}"
-    if seen.images(inside) and inner[0].lower() != folder.lower():
+    is_class = inner[0].lower() != folder.lower() and not _NO_CLASS.fullmatch(inner[0])
+    if seen.images(inside) and is_class:
         return folder
     return _unwrapped(seen, inside, depth - 1)
 
@@ -214,7 +257,7 @@ def _classes_beside(seen: Overview, others: Sequence[Recognized]) -> Iterator[Re
         return
     places = {part for kind in others for word in kind.places for part in word.split("/")}
     for name in filter(is_split_name, seen.folders()):
-        classes = [inner for inner in seen.folders(name) if _has_images(seen, f"{name}/{inner}")]
+        classes = [inner for inner in seen.folders(name) if has_images(seen, f"{name}/{inner}")]
         if classes and name not in places and not seen.images(name):
             inside = name if len(classes) > 1 else _unwrapped(seen, name)
             yield Recognition(f"folders of images in {inside}/", inside=inside)
@@ -226,7 +269,7 @@ def _folder_inside(seen: Overview) -> str | None:
     if {*folders} >= _HUB:
         folders = [f"snapshots/{name}" for name in seen.folders("snapshots")]
     elif len(folders) > 1:
-        folders = [name for name in folders if _has_images(seen, name)]
+        folders = [name for name in folders if has_images(seen, name)]
     return folders[0] if len(folders) == 1 and not seen.images() else None
 
 
@@ -235,16 +278,16 @@ def _folder_around(seen: Overview, top: str) -> str:
     folders = [below(top, name) for name in seen.folders(top)]
     if seen.images(top) or any(map(seen.images, folders)):
         return top
-    full = [folder for folder in folders if _has_images(seen, folder)]
+    full = [folder for folder in folders if has_images(seen, folder)]
     return _folder_around(seen, full[0]) if len(full) == 1 else top
 
 
-def _has_images(seen: Overview, folder: str, depth: int = 4) -> bool:
+def has_images(seen: Overview, folder: str, depth: int = 4) -> bool:
     """Return whether a folder or one of the first below it has images."""
     return bool(seen.images(folder)) or (
         depth > 0
         and any(
-            _has_images(seen, f"{folder}/{name}", depth - 1) for name in seen.folders(folder)[:10]
+            has_images(seen, f"{folder}/{name}", depth - 1) for name in seen.folders(folder)[:10]
         )
     )
 
@@ -275,9 +318,9 @@ class Recognized(NamedTuple):
         """What is read, below the path: a folder, or a file and the folder of its images."""
         options = itertools.pairwise(self.by.words)
         roots = [place[3:] for option, place in options if option == "--root"]
-        file = self.by.inside.rpartition("/")
-        is_list = "." in file[2] and not file[2].endswith(".zip")
-        return [self.by.inside, *(roots or [file[0]] * is_list)]
+        folder, _, file = self.by.inside.rpartition("/")
+        is_list = "." in file and get_source(self.kind).has_option("root")
+        return [self.by.inside, *(roots or [folder] * is_list)]
 
     @property
     def name(self) -> str:
@@ -289,8 +332,9 @@ class Recognized(NamedTuple):
     @property
     def split(self) -> str:
         """The split that its file is of, by its folder or name; "" if it is of none."""
-        folder = self.by.inside.rpartition("/")[0].rpartition("/")[2]
-        return folder if is_split_name(folder) else split_in(Path(self.by.inside).stem)
+        *_, folder, name = ["", *self.by.inside.split("/")]
+        named = [part for part in (folder, name) if is_split_name(part)]
+        return named[0] if named else split_in(Path(name).stem)
 
     def below(self, folder: str) -> Recognized:
         """Return the same as it is seen from around the folder."""
@@ -355,10 +399,11 @@ def the_kinds(
     """
     kinds = [kind for kind in recognized(path) if only in ("", kind.kind)]
     certain = [kind for kind in kinds if kind.by.certain]
+    if {kind.kind for kind in certain} == {DEFAULT_SOURCE} and "--classes" not in rest:
+        for inside in {kind.by.inside for kind in certain} - {""}:
+            load(_REFUSE_MISREAD)(Overview(path), inside)
     if len(certain) == 1:
         (kind,) = certain
-        if kind.kind == DEFAULT_SOURCE and kind.by.inside and "--classes" not in rest:
-            load(_REFUSE_UNREAD)(Overview(path), kind.by.inside)
         return {"": kind}
     if splits := _splits_of(certain):
         return splits
@@ -380,14 +425,14 @@ def the_kinds(
 
 
 def _splits_of(kinds: Sequence[Recognized]) -> Mapping[str, Recognized]:
-    """Return the kind of each split, if each has one file of the same kind; otherwise nothing.
+    """Return the kind of each split, if each has one source of the same kind; otherwise nothing.
 
     Of COCO, the files of instances count, and not those of captions and keypoints next to them.
     """
     instances = [kind for kind in kinds if Path(kind.by.inside).stem.startswith("instances")]
     kinds = instances or kinds
     splits = {kind.split: kind for kind in kinds}
-    is_one = {kind.kind for kind in kinds} in ({"coco"}, {"table"})
+    is_one = len({kind.kind for kind in kinds}) == 1
     return splits if is_one and 1 < len(splits) == len(kinds) and "" not in splits else {}
 
 
@@ -402,9 +447,35 @@ def left_out(path: str | Path, kinds: Iterable[Recognized]) -> list[str]:
             place = below(top, name)
             if any(other.startswith(f"{place}/") for other in read if place not in read):
                 waiting.append(place)
-            elif place not in read:
+            elif place not in read and not any(
+                fnmatch.fnmatch(place, pattern) for pattern in read if "*" in pattern
+            ):
                 found.append(place + "/" * (name in seen.folders(top)))
     return found
+
+
+def note_other_classes(path: str | Path) -> Iterator[str]:
+    """Yield a note on what may be classes: words in names, or folders in folders without images."""
+    seen = Overview(path)
+    names = map(_NUMBERED.fullmatch, seen.images()[:_NAMES_TRIED])
+    words = Counter(match[1] for match in names if match)
+    if len(words) > 1 and min(words.values()) > 1:
+        first = ", ".join(sorted(words)[:3])
+        yield (
+            f"names may state classes ({first}), but only folders label images: move each class to "
+            "a folder of its own"
+        )
+    outer = seen.folders()[:FOLDERS_TRIED]
+    inner = [f"{name}/{of}" for name in outer for of in seen.folders(name)]
+    if len(inner) > len(outer):
+        images = [image for of in inner for image in seen.images(of)[:1]]
+        pattern = shell(f"*.{(images or ['.jpg'])[0].rpartition('.')[2]}")
+        yield (
+            f"classes are the outer folders, such as {outer[0]}; for those inside, such as "
+            f"{inner[0]}, run (cd {shell(path)}; echo file_name,label; find */ -name {pattern} "
+            """-printf '"%p","%h"\\n' | sort) > labels.csv; """
+            f"shardkit convert table labels.csv DST --to lmdb --root {shell(path)}"
+        )
 
 
 def refuse_other_kinds(path: str | Path, rest: Sequence[str], *, splits: bool = False) -> None:
@@ -420,7 +491,7 @@ def refuse_other_kinds(path: str | Path, rest: Sequence[str], *, splits: bool = 
         if kind.kind != DATASET  # it has no images, which the source says
     ]
     if [kind.kind for kind in kinds] == [DEFAULT_SOURCE]:
-        load(_REFUSE_UNREAD)(Overview(path), kinds[0].by.inside)
+        load(_REFUSE_MISREAD)(Overview(path), kinds[0].by.inside)
     if kinds:
         as_they_are = f"pass {setting('classes', True)} to take its folders as they are, or "
         raise UsageError(
@@ -428,12 +499,12 @@ def refuse_other_kinds(path: str | Path, rest: Sequence[str], *, splits: bool = 
             "class",
             remedy=f"{as_they_are * os.path.isdir(path)}run {_commands(kinds, path, rest)}",
         )
-    load(_REFUSE_UNREAD)(Overview(path))
+    load(_REFUSE_MISREAD)(Overview(path))
 
 
 def _commands(kinds: Sequence[Recognized], path: str | Path, rest: Sequence[str]) -> str:
     """Return the commands; several get datasets of their own, unless they are splits."""
-    if _splits_of(kinds):
+    if _splits_of([kind for kind in kinds if kind.by.certain]):
         return f"shardkit convert {shell(path, *(rest or ('DST',)))}"
     target, *options = rest or ("DST",)
     several = len({(kind.kind, kind.by.inside) for kind in kinds}) > 1

@@ -16,14 +16,16 @@ from shardkit.errors import UsageError, setting
 from shardkit.sources.columns import field_name, ones_of, usual_label
 from shardkit.sources.folders import below, is_split_name
 from shardkit.sources.images import has_image_suffix
-from shardkit.sources.recognize import Overview, split_in
+from shardkit.sources.recognize import Overview, has_images, split_in
 from shardkit.sources.table_rows import SUFFIXES
 from shardkit.sources.table_text import LISTS, first_rows
 from shardkit.system.safe_paths import parts_of
-from shardkit.system.text import shell
+from shardkit.system.text import name_list, shell
 
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-_NO_DATA = re.compile(r".*submission|metadata\.", re.I)
+_MASKS = re.compile(r"mask|label|annot|gt|seg", re.I)
+_MAY_LABEL = re.compile(r"label|class|target|categor|diagnos|finding|tag", re.I)
+_NO_DATA = re.compile(r".*submission", re.I)
 _OF_IMAGES = re.compile(r"im(age|g)|photo|pic", re.I)
 _START = 1 << 16
 """Bytes of a file to look at."""
@@ -62,14 +64,19 @@ def recognize_table(seen: Overview) -> Iterator[Recognition]:
             yield Recognition(f"a table ({suffix})", certain=suffix != ".parquet")
         return
     for top in ("", *filter(is_split_name, seen.folders())):
-        for file in set(_METADATA).intersection(seen.files(top)):
+        of_hub = [
+            file
+            for file in seen.files(top)
+            if file in _METADATA and b"file_name" in seen.ends(below(top, file))
+        ]
+        for file in of_hub:
             yield Recognition(below(top, file), inside=below(top, file))
         folders = _folders(seen, top)
         if seen.files(top, (".csv", ".tsv")):
             zips = (below(top, name) for name in seen.files(top, ".zip")[:_MOST_LISTS])
             folders += [folder for name in zips for folder in _folders(seen, name)]
         for file in (*seen.files(top, (".csv", ".tsv")), *_lists(seen, top)) if folders else ():
-            if not _NO_DATA.match(file):
+            if not (file in of_hub or _NO_DATA.match(file)):
                 yield from _list_of(seen, below(top, file), folders)
 
 
@@ -79,20 +86,58 @@ def _lists(seen: Overview, top: str) -> list[str]:
     return [file for file in seen.files(top, LISTS) if _stem(file) not in stems][:_MOST_LISTS]
 
 
-def refuse_unread_lists(seen: Overview, inside: str = "") -> None:
-    """Refuse images that would have no labels, or all the same, next to what may list labels.
+def refuse_misread(seen: Overview, inside: str = "") -> None:
+    """Refuse images that would have no labels, or wrong ones, by what is next to or below them.
 
-    The message names the list. ``inside`` is the folder below ``seen`` whose images are meant.
+    The message names it. ``inside`` is the folder below ``seen`` whose images are meant.
     """
-    for file, way in unread_lists(seen, inside):
+    lists = (
+        (f"{file} may list labels or captions of its images, which folders do not have", way)
+        for file, way in unread_lists(seen, inside)
+    )
+    for why, way in itertools.chain(_not_classes(seen, inside), lists):
         raise UsageError(
-            f"{seen.path}: {file} may list the labels of its images, which folders do not have",
+            f"{seen.path}: {why}",
             remedy=f"run {way}. Pass {setting('classes', True)} to take the folders as they are",
         )
 
 
+def _not_classes(seen: Overview, top: str) -> Iterator[tuple[str, str]]:
+    """Yield that folders all have the same folders, so that these may be the classes."""
+    folders = [name for name in _inner(seen, top)[:_MOST_LISTS] if not is_split_name(name)]
+    shared = (
+        set[str]().union(*map(seen.folders, folders[:1])).intersection(*map(seen.folders, folders))
+    )
+    names = sorted(name for name in shared if not name.isdecimal())
+    if len(folders) < 2 or len(names) < 2 or any(map(seen.images, folders)):
+        return
+    first, second = folders[:2]
+    masks = [name for name in names if _MASKS.search(name)]
+    images = [name for name in names if seen.images(below(first, name)) and name not in masks]
+    if not all(has_images(seen, below(first, name)) for name in names):
+        return
+    if all(map(is_split_name, names)):
+        way = (
+            f'for d in {shell(seen.path / top)}/*/*/; do s=sorted/$(basename "$d"); mkdir -p "$s"; '
+            'ln -s "$(realpath "$d")" "$s/$(basename "$(dirname "$d")")"; done; '
+            "shardkit convert sorted DST --to lmdb"
+        )
+    else:
+        kind = "pairs" if masks and images else "imagefolder"
+        commands = (
+            shell(kind, seen.path / name, f"DST/{PurePath(name).name}", "--to", "lmdb")
+            for name in (first, second)
+        )
+        way = "; ".join(f"shardkit convert {command}" for command in commands)
+    yield (
+        f"{first}/ and {second}/ have the same folders ({name_list(names)}), "
+        "so these may not be classes",
+        way,
+    )
+
+
 def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the files that may list the labels of images, and the commands that read them."""
+    """Yield which files may list the labels of images, and the commands that read them."""
     splits = [below(inside, name) for name in seen.folders(inside) if is_split_name(name)]
     tops = [inside, *splits]
     folders = list(dict.fromkeys(folder for top in tops for folder in _folders(seen, top)))
@@ -100,6 +145,8 @@ def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
     if not full:
         yield from _lists_of_parts(seen, inside)
         return
+    for folder in set(tops).intersection(full):
+        yield from _captions(seen, folder)
     images = [name for folder in full for name in seen.images(folder)[:_MOST]]
     words = {word.encode("utf-8", "replace") for name in images for word in (name, _stem(name))}
     classes = [name for name in splits if any(map(seen.images, _inner(seen, name)))]
@@ -118,22 +165,47 @@ def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
 
 def _lists_of_parts(seen: Overview, top: str) -> Iterator[tuple[str, str]]:
     """Yield the tables of labels of images in folders that look like classes, but are not."""
+    tables = [below(top, name) for name in seen.files(top, (".csv", ".tsv"))]
     parts: dict[str, tuple[str, str]] = {}  # the folder of an image, and the suffix that it lacks
-    for folder in _inner(seen, top):
-        for image in seen.images(folder):
+    for folder in _inner(seen, top) if tables else ():
+        for image in itertools.chain(*map(seen.images, [folder, *_inner(seen, folder)[:_FEW]])):
             for name, suffix in ((image, ""), (_stem(image), PurePath(image).suffix)):
                 parts[name] = ("", "") if name in parts else (PurePath(folder).name, suffix)
-    for file in (below(top, name) for name in seen.files(top, (".csv", ".tsv"))):
+    for file in tables:
         header, *rows = first_rows(seen.ends(file)[:_START], file)[: _MOST + 1] or [[]]
         columns = dict(zip(header, zip(*rows, strict=False), strict=False))
         for name, values in columns.items():
             found = [parts.get(value, ("", "")) for value in values]
             folders, suffixes = zip(*found, strict=True) if found else ((), ())
-            label = usual_label(other for other in header if other != name)
-            if label and 2 * sum(map(bool, folders)) > len(rows) and folders != columns[label]:
-                words = ["DST", "--to", "lmdb", "--image", name, "--label", label]
+            others = {other: columns[other] for other in columns if other != name}
+            label = usual_label(others) or next(filter(_MAY_LABEL.search, others), "")
+            if (
+                label
+                and 2 * sum(map(bool, folders)) > len(rows)
+                and not any(_are_same(folders, other) for other in others.values())
+            ):
+                words = ["DST", "--to", "lmdb", "--image", name]
+                words += ["--labels" if any("|" in v for v in columns[label]) else "--label", label]
                 words += ["--suffix", suffix] * bool(suffix := max(suffixes))
                 yield file, f"shardkit convert {shell('table', seen.path / file, *words)}"
+
+
+def _are_same(folders: Sequence[str], values: Sequence[str]) -> bool:
+    """Return whether values are the names of the folders, or stand for several images of each."""
+    pairs = {*zip(folders, values, strict=True)}
+    is_one_to_one = len(pairs) == len({*folders}) == len({*values}) < len(values)
+    return folders == values or is_one_to_one
+
+
+def _captions(seen: Overview, folder: str) -> Iterator[tuple[str, str]]:
+    """Yield the first of texts that are each of an image."""
+    stems = {*map(_stem, seen.images(folder))}
+    texts = [name for name in seen.files(folder, ".txt") if _stem(name) in stems]
+    if len(texts) > len(stems) / 2:
+        dotted = ["--grouping", "basename"] * any("." in stem for stem in stems)
+        pack = shell("tar", "--sort=name", "-cf", "images.tar", "-C", seen.path / folder, ".")
+        words = ("images.tar", "DST", "--to", "lmdb", "--keep", "caption=txt?", *dotted)
+        yield below(folder, texts[0]), f"{pack}; shardkit convert webdataset {shell(*words)}"
 
 
 def _inner(seen: Overview, top: str) -> list[str]:

@@ -21,7 +21,7 @@ from shardkit.sources.columns import Column, ColumnOptions
 from shardkit.sources.inputs import MAX_IMAGE_BYTES, OpenedFile, find_files, place_of, reading
 from shardkit.sources.kept import kind_of_bytes
 from shardkit.sources.labels import Value
-from shardkit.sources.recognize import having
+from shardkit.sources.recognize import having, require_one_split
 from shardkit.sources.tfrecord_file import (
     CHECKSUM,
     HEADER,
@@ -72,6 +72,7 @@ class TFRecord(ColumnSource):
     options: TFRecordOptions
 
     def __init__(self, pattern: str | Path, options: TFRecordOptions) -> None:
+        require_one_split(pattern, _SUFFIXES)
         inputs = find_files(pattern, _SUFFIXES)
         files = row_files(inputs, _SUFFIXES)
         super().__init__(pattern, options, files, _columns(inputs.paths[0]))
@@ -231,7 +232,11 @@ SOURCE = SourceKind(
     options=TFRecordOptions,
     of_files=True,
     recognize=having(
-        "*.tfrecord", "*.tfrecord-*", "*.tfrecords", suffixes=(".tfrecord", ".tfrecords")
+        "*.tfrecord",
+        "*.tfrecord-*",
+        "*.tfrecords",
+        suffixes=(".tfrecord", ".tfrecords"),
+        parts=_SUFFIXES,
     ),
     source=TFRecord,
 )

@@ -25,7 +25,7 @@ from shardkit.sources.images import has_image_suffix
 from shardkit.sources.inputs import OpenedFile, find_files, place, place_of, scanning
 from shardkit.sources.kept import Kept, kind_of_suffix, parse_keep, value_of
 from shardkit.sources.labels import Value, classes_option, label_of, read_classes
-from shardkit.sources.recognize import having
+from shardkit.sources.recognize import having, require_one_split
 from shardkit.sources.row_log import RowLog
 from shardkit.sources.tar_members import Member, content, members
 from shardkit.system.text import name_list
@@ -102,6 +102,7 @@ class WebDataset(RowSource, AttachableSource):
                 f"{setting('grouping', options.grouping)} is unknown;",
                 remedy=f"choose from {', '.join(GROUPINGS)}",
             )
+        require_one_split(pattern, _SUFFIXES)
         inputs = find_files(pattern, _SUFFIXES)
         super().__init__(pattern, options, row_files(inputs, _SUFFIXES))
         self.others = inputs.others
@@ -413,6 +414,6 @@ SOURCE = SourceKind(
           shardkit attach laion laion-index --label json:/class --keep caption=txt --workers 8
         """,
     ),
-    recognize=having(suffixes=(".tar", ".tar.gz", ".tgz")),
+    recognize=having(suffixes=(".tar", ".tar.gz", ".tgz"), parts=_SUFFIXES),
     source=WebDataset,
 )

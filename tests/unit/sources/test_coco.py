@@ -349,3 +349,24 @@ def test_images_without_a_file_name_are_found(
     folder = make_tree(tmp_path / "src", {file: jpeg()})
     found = scan(write_one(folder, {"id": 1, **image}))
     assert [entry.path for entry in found.splits[""].entries] == [file]
+
+
+@pytest.mark.parametrize(
+    "start", ["C:\\Users\\me\\photos\\", "/home/me/photos/", "..\\..\\media\\", "photos/"]
+)
+def test_names_of_another_machine_are_read_as_the_root(tmp_path: Path, start: str) -> None:
+    images = [{"id": n, "file_name": f"{start}{n}.png"} for n in (1, 2)]
+    files = {"photos/1.png": IMAGES[1], "photos/2.png": IMAGES[2]}
+    stated = json.dumps({"images": images, "annotations": [], "categories": []})
+    root = make_tree(tmp_path / "src", {**files, "a.json": stated.encode()}) / "photos"
+    source = open_source("coco", root.parent / "a.json", root=root)
+    assert [entry.path for entry in source.scan().splits[""].entries] == ["1.png", "2.png"]
+    assert any(str(root) in note for note in source.scan().notes)
+    (root / "1.png").unlink()
+    assert [*problems(source.scan())] == ["1.png"]
+
+
+def test_images_of_another_split_are_not_those_of_the_root(tmp_path: Path) -> None:
+    stated = json.dumps({"images": [{"id": 1, "file_name": "val/1.png"}], "annotations": []})
+    source = make_tree(tmp_path, {"train/1.png": IMAGES[0], "a.json": stated.encode()})
+    assert [*problems(scan(source / "a.json", root=source / "train"))] == ["val/1.png"]

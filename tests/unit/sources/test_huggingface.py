@@ -56,6 +56,22 @@ def test_parquet_files_of_the_hub_become_splits(tmp_path: Path) -> None:
     scan = opened(tmp_path / "hub").scan()
     assert {split: len(images) for split, images in scan.splits.items()} == {"test": 3, "train": 6}
     assert scan.classes == ("cat", "dog")
+    for name in ("train", "test"):  # as some save them
+        (tmp_path / "named").mkdir(exist_ok=True)
+        make_parquet(tmp_path, IMAGES).rename(tmp_path / f"named/{name}.parquet")
+    assert [*opened(tmp_path / "named").scan().splits] == ["test", "train"]
+
+
+def test_folders_of_parquet_files_become_splits(tmp_path: Path) -> None:
+    """As in the branch of a dataset on the Hub that has Parquet files."""
+    source = tmp_path / "src/default"
+    for split in ("train", "test"):
+        (source / split).mkdir(parents=True)
+        make_parquet(tmp_path, IMAGES).rename(source / f"{split}/0000.parquet")
+    command = ("convert", source.parent, tmp_path / "out", "--to", "lmdb", "--workers", "1")
+    assert run_main(*command).returncode == 0
+    for split in ("train", "test"):
+        assert len(open_dataset(tmp_path / "out" / split)) == len(IMAGES)
 
 
 def test_an_exported_dataset_comes_back(tmp_path: Path) -> None:

@@ -469,7 +469,13 @@ def test_a_tiff_file_of_pixels_is_no_raw_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [("cat/1", "Cat/2"), ("caf\xe9/1", "cafe\u0301/2"), ("train/a/1", "val/A/2")]
+    "names",
+    [
+        ("cat/1", "Cat/2"),
+        ("caf\xe9/1", "cafe\u0301/2"),
+        ("cat/1", "cat /2"),
+        ("train/a/1", "val/A/2"),
+    ],
 )
 def test_names_that_look_alike_are_not_two_classes(tmp_path: Path, names: tuple[str, str]) -> None:
     make_tree(tmp_path / "src", {f"{name}.jpg": JPEG for name in names})

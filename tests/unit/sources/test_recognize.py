@@ -165,6 +165,15 @@ OTHERS: dict[str, tuple[dict[str, bytes], str]] = {
     "VOC of Kaggle": ({"images/1.jpg": JPEG, "annotations/1.xml": XML}, "voc SRC"),
     "VOC of Roboflow": ({"train/1.jpg": JPEG, "train/1.xml": XML}, "voc SRC"),
     "archives": ({"a.tar": b"", "b.tar": b""}, "webdataset SRC"),
+    "archives in a folder": ({"shards/a.tar": b"", "x.txt": b""}, "webdataset SRC/shards"),
+    "images alone in a folder": ({"images/1.jpg": JPEG}, "imagefolder SRC/images"),
+    "COCO of another machine": (
+        {
+            "photos/1.jpg": JPEG,
+            "a.json": COCO.replace(b'"1.jpg"', json.dumps("C:\\me\\photos\\1.jpg").encode()),
+        },
+        "coco SRC/a.json",
+    ),
 }
 
 
@@ -210,18 +219,91 @@ def test_folders_with_class_folders_in_a_folder_are_no_classes(tmp_path: Path, n
     tops = WRAPPED[name]
     files = {f"{top}/{label}/1.jpg": JPEG for top in tops for label in ("forest", "sea")}
     source = make_tree(tmp_path / "src", files)
-    for kind in ([], ["imagefolder"]):
-        if not kind or name != "without names of splits":
-            target = tmp_path / "out"
-            done = refuses(2, "convert", *kind, source, target, "--to", "lmdb")
-            commands = done.stderr.split("shardkit convert ")[1:]
-            words = [shlex.split(command.removesuffix(", or "))[:3] for command in commands]
-            assert sorted(word[:2] for word in words) == sorted(
-                ["imagefolder", str(source / top)] for top in tops
-            )
-            assert len({word[2] for word in words}) == 2
-    convert(source / tops[0], tmp_path / "one", to="lmdb")
-    assert open_dataset(tmp_path / "one").classes == ["forest", "sea"]
+    (source / tops[1] / "sea/1.jpg").unlink()
+    target = tmp_path / "out"
+    command = ("convert", source, target, "--to", "lmdb")
+    if name == "without names of splits":
+        facts = [f"imagefolder {source / top} {target / top[0]}" for top in tops]
+        refuses(2, *command, facts=tuple(facts))
+        return
+    refuses(2, "convert", "imagefolder", *command[1:], facts=(f"shardkit convert {source} ",))
+    assert run_main(*command, "--workers", "1").returncode == 0
+    made = [open_dataset(path) for path in target.iterdir() if path.is_dir()]
+    assert [dataset.classes for dataset in made] == [["forest", "sea"]] * 2
+    assert sorted(sorted(dataset.targets) for dataset in made) == [[0], [0, 1]]
+    assert run_main("verify", target, "--against", source).returncode == 0
+
+
+def test_images_in_a_folder_of_no_class_have_no_labels(tmp_path: Path) -> None:
+    """As train/train/cat.1.jpg of Kaggle's dogs versus cats, and as train/images/1.jpg."""
+    files = {"train/train/cat.1.jpg": JPEG, "test/images/1.jpg": JPEG}
+    source = make_tree(tmp_path / "src", files)
+    assert run_main("convert", source, tmp_path / "out", "--to", "lmdb").returncode == 0
+    for split in ("train", "test"):
+        assert [*open_dataset(tmp_path / "out" / split).targets] == [-1]
+
+
+SHARED = {
+    "parts": [f"{part}/{label}/{part}.jpg" for part in ("art", "photo") for label in "xy"],
+    "splits": [f"{label}/{part}/{label}.jpg" for part in ("train", "test") for label in "xy"],
+    "masks": [f"{label}/{of}/1.png" for label in "xy" for of in ("images", "masks")],
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_folders_with_the_same_folders_are_no_classes(tmp_path: Path, name: str) -> None:
+    """As domains (PACS), splits of each class, or images and masks of each class (BUSI's kind)."""
+    source = make_tree(tmp_path / "src", dict.fromkeys(SHARED[name], MASK))
+    done = refuses(2, "convert", source, "DST", "--to", "lmdb", facts=("--classes",))
+    assert (
+        run_main("convert", source, "DST", "--to", "lmdb", "--classes", "--dry-run").returncode == 0
+    )
+    refuses(2, "convert", "imagefolder", source, "DST", "--to", "lmdb", facts=("--classes",))
+    way = done.stderr.split("run ", 1)[1].split(". Pass ")[0]
+    script, *commands = f"true; {way}".split("; shardkit ")
+    with contextlib.chdir(tmp_path):
+        subprocess.run(["bash", "-ec", script], check=True)
+        for command in commands:
+            assert run_main(*shlex.split(command), "--workers", "1").returncode == 0
+        made = {path.name: open_dataset(path) for path in Path("DST").iterdir() if path.is_dir()}
+    if name == "masks":
+        fields = {label: [*dataset.schema] for label, dataset in made.items()}
+        assert fields == {"x": ["image", "mask"], "y": ["image", "mask"]}
+    else:
+        assert sorted(made) == (["art", "photo"] if name == "parts" else ["test", "train"])
+        assert [(of.classes, sorted(of.targets)) for of in made.values()] == [
+            (["x", "y"], [0, 1])
+        ] * 2
+
+
+def test_classes_of_folders_alone_are_noted_with_the_command_for_those_inside(
+    tmp_path: Path,
+) -> None:
+    """As SUN397, whose classes are a/abbey, a/alley, b/bar, ..."""
+    source = make_tree(
+        tmp_path / "src", {f"{name}/1.jpg": JPEG for name in ("a/abbey", "a/alley", "b/bar")}
+    )
+    (note,) = open_source("imagefolder", source).scan().notes
+    script, command = note.split("run ", 1)[1].split("; shardkit ")
+    with contextlib.chdir(tmp_path):
+        subprocess.run(["bash", "-ec", script], check=True)
+        assert run_main(*shlex.split(command), "--no-shuffle").returncode == 0
+        made = open_dataset("DST")
+    assert (made.classes, [*made.targets]) == (["a/abbey", "a/alley", "b/bar"], [0, 1, 2])
+
+
+def test_a_text_for_each_image_is_kept_by_the_command_of_the_message(tmp_path: Path) -> None:
+    """As folders for training LoRA."""
+    files = {f"{n}.jpg": jpeg(seed=n) for n in (1, 2)} | {f"{n}.txt": b"cat %d" % n for n in (1, 2)}
+    source = make_tree(tmp_path / "src", files)
+    done = refuses(2, "convert", source, "DST", "--to", "lmdb", facts=("1.txt", "--classes"))
+    script, command = done.stderr.split("run ", 1)[1].split(". Pass ")[0].split("; shardkit ")
+    with contextlib.chdir(tmp_path):
+        subprocess.run(["bash", "-ec", script], check=True)
+        assert run_main(*shlex.split(command), "--no-shuffle").returncode == 0
+        made = open_dataset("DST", decode="bytes", fields=["image", "caption"])
+    samples = {(bytes(made[row][0]), made[row][1]) for row in range(len(made))}
+    assert samples == {(files["1.jpg"], "cat 1"), (files["2.jpg"], "cat 2")}
 
 
 TABLES: dict[str, tuple[dict[str, bytes], dict[str, str]]] = {
@@ -262,6 +344,14 @@ TABLES: dict[str, tuple[dict[str, bytes], dict[str, str]]] = {
             "HAM_metadata.csv": b"n,image_id,dx\n0,a,nv\n1,b,mel\n",
         },
         {"images_1/a.jpg": "nv", "images_2/b.jpg": "mel"},
+    ),
+    "metadata that is not of the Hub": (
+        {
+            "images/a.jpg": JPEG,
+            "images/b.jpg": JPEG,
+            "metadata.csv": b"image_id,dx\na,nv\nb,mel\n",
+        },
+        {"a.jpg": "nv", "b.jpg": "mel"},
     ),
 }
 
@@ -398,6 +488,14 @@ def test_parts_of_a_listed_set_are_no_classes(tmp_path: Path) -> None:
     target = tmp_path / "out"
     assert run_main(*shlex.split(command.replace("DST", str(target)))).returncode == 0
     assert open_dataset(target).classes == ["mel", "nv"]
+    nested = {f"images_{n}/images/{n}.png": MASK for n in (1, 2)}
+    chest = b"Image Index,Finding Labels\n1.png,Mass|Edema\n2.png,No Finding\n"
+    facts = ("--labels 'Finding Labels'", "--image 'Image Index'")
+    chests = make_tree(tmp_path / "chest", {**nested, "Data_Entry.csv": chest})
+    refuses(2, "convert", chests, "DST", "--to", "lmdb", facts=facts)
+    make_tree(source, {"part1/c.jpg": JPEG, "meta.csv": b"image_id,dx\na,0\nc,0\nb,1\n"})
+    assert [*open_source("imagefolder", source).scan().splits] == [""]
+    (source / "part1/c.jpg").unlink()
     make_tree(source, {"meta.csv": b"image_id,dx\na,part1\nb,part2\n"})
     convert(source, tmp_path / "made", to="lmdb")
     assert open_dataset(tmp_path / "made").classes == ["part1", "part2"]

@@ -12,11 +12,11 @@ import pytest
 import tfrecord
 from crc32c import crc32c as reference
 from foreign import Features, write_tfrecord
-from helpers import png
+from helpers import png, run_main
 from refusals import refused
 from table import for_each
 
-from shardkit import UsageError, convert, open_source, verify
+from shardkit import UsageError, convert, open_dataset, open_source, verify
 from shardkit.dataset.shardset import open_shards
 from shardkit.errors import BadImage
 from shardkit.registry import get_source
@@ -219,3 +219,20 @@ def test_more_features_are_kept(tmp_path: Path) -> None:
     assert np.load(io.BytesIO(first.fields["many.npy"])).tolist() == [0.5, 2.0]
     with refused(BadImage, "id", "[3, -4]"):
         scan(path, image="image", keep="id=ids:int64").splits[""].read([0])
+
+
+def test_names_of_tensorflow_datasets_are_recognized(tmp_path: Path) -> None:
+    """As ``tfds`` writes: the number of the part follows the suffix."""
+    source = tmp_path / "mnist/3.0.1"
+    source.mkdir(parents=True)
+    for name in ("train.tfrecord-00000-of-00002", "train.tfrecord-00001-of-00002"):
+        imagenet(source / f"mnist-{name}")
+    (source / "features.json").write_text("{}")
+    assert len(scan(source).splits[""]) == 6
+    imagenet(source / "mnist-test.tfrecord-00000-of-00001")
+    with refused(UsageError, source, "*train*", f"shardkit convert {source}"):
+        scan(source)
+    command = ("convert", tmp_path / "mnist", tmp_path / "out", "--to", "lmdb", "--workers", "1")
+    assert run_main(*command).returncode == 0
+    sizes = {split: len(open_dataset(tmp_path / "out" / split)) for split in ("train", "test")}
+    assert sizes == {"train": 6, "test": 3}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +221,44 @@ def test_splits_in_one_file_are_neither_attached_nor_divided(tmp_path: Path) -> 
     forged = reopen("hdf5", path, {"train": {"name": "a.h5", "member": []}}, {})
     with refused(CorruptDataset, "splits"):
         forged.scan()
+
+
+def tars(source: Path, names: list[str]) -> Path:
+    """Write archives of one image each, whose label is the position of the name."""
+    for label, name in enumerate(names):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(source / name, "w") as archive:
+            for suffix, data in (("jpg", JPEGS["train"]), ("cls", b"%d" % label)):
+                member = tarfile.TarInfo(f"{label}.{suffix}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    return source
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train/0.tar", "train/1.tar", "val/0.tar"],
+        ["my-train-0.tar", "my-train-1.tar", "my-val-0.tar"],
+    ],
+    ids=["folders", "names"],
+)
+def test_archives_of_splits_are_never_mixed(names: list[str], tmp_path: Path) -> None:
+    source = tars(tmp_path / "src", names)
+    target = tmp_path / "out"
+    command = (source, target, "--to", "lmdb", "--workers", "1", "--no-shuffle")
+    refuses(2, "convert", "webdataset", *command, facts=("train", "val", f"convert {source}"))
+    assert run_main("convert", *command).returncode == 0
+    labels = {split: [*open_dataset(target / split).targets] for split in ("train", "val")}
+    assert labels == {"train": [0, 1], "val": [2]}
+    assert verify(target, against=source).findings == []
+    other = tars(tmp_path / "other", names[::-1])
+    assert verify(target, against=other).findings != []
+    every = f"{source}/{'*/' * ('/' in names[0])}*.tar"
+    assert run_main("convert", "webdataset", every, *command[1:], "--force").returncode == 0
+
+
+def test_a_pattern_in_a_manifest_does_not_lead_out(tmp_path: Path) -> None:
+    source = tars(tmp_path / "src", ["train.tar"])
+    with refused(CorruptDataset, "split"):
+        reopen("webdataset", source, {"train": {"name": "src", "member": ["{..,a}/x.tar"]}}, {})
