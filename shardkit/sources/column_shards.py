@@ -11,7 +11,7 @@ import math
 import struct
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,9 +24,9 @@ from shardkit.contracts import AttachableSource, Entry
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.picture import as_png
 from shardkit.sources.column_source import Cells, ColumnSource, RowFile
-from shardkit.sources.columns import PARSED, Column, ColumnOptions
+from shardkit.sources.columns import PARSED, Column, ColumnOptions, plain_column
 from shardkit.sources.images import require_pixels
-from shardkit.sources.inputs import OpenedFile, place_of, require_rows
+from shardkit.sources.inputs import OpenedFile, require_rows
 from shardkit.system import safe_paths
 from shardkit.system.files import read_small
 from shardkit.system.text import quoted
@@ -140,10 +140,10 @@ class ColumnShards(ColumnSource, AttachableSource):
     def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
         """Return a sample."""
         count = self._rows[file.path]
-        _, row = place_of(entry.place)
-        if row >= count:
+        if entry.place >= count:
             raise BadImage("its row is not in the shard")
-        return _Sample(self._columns, view, row, (4 * (count + 2), *_offsets(view, row, 1)))
+        span = 4 * (count + 2), *_offsets(view, entry.place, 1)
+        return _Sample(self._columns, view, entry.place, span)
 
 
 class _Sample(Cells):
@@ -213,9 +213,27 @@ def text(value: Any, what: str) -> str:
     return value
 
 
-def number_of(dtype: str, data: bytes) -> Any:
-    """Return a number of NumPy's type."""
+def number_column(name: str, stated: str, dtype: str) -> Column:
+    """Return a column of numbers of NumPy's type."""
+    return plain_column(name, stated, np.dtype(dtype).name, partial(_number_of, dtype))
+
+
+def _number_of(dtype: str, data: bytes) -> Any:
     return np.frombuffer(data, dtype).reshape(()).item()
+
+
+def column_of(name: str, stated: str, kind: str, plain: Mapping[str, str]) -> Column:
+    """Return a column of values as they are, of pixels, or of what is not read.
+
+    ``kind`` is the format's, ``plain`` has the kind of field for it.
+    """
+    if kind in plain:
+        return plain_column(name, stated, plain[kind])
+    if kind == "pil":
+        return plain_column(name, stated, "image", png_of_pil, why="stored as PNG")
+    is_pickle = kind in ("pkl", "pickle")
+    why = "pickles can run code" if is_pickle else "shardkit does not know its type"
+    return Column(name, stated, "", why=why)
 
 
 def array_of(dtype: str, shape: Sequence[int], data: bytes) -> npt.NDArray[Any]:
@@ -241,9 +259,6 @@ def png_of_pil(data: bytes) -> bytes:
     if len(pixels) != math.prod((height, width, _MODES[mode])):
         raise BadImage(f"its pixels are not {width} x {height} of {mode}")
     return as_png(Image.frombytes(mode, (width, height), pixels))
-
-
-AS_PNG = "stored as PNG"
 
 
 def _types(columns: Any) -> list[tuple[str, str]]:

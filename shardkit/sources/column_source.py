@@ -150,7 +150,10 @@ class RowSource(ListedSource):
 
     @abstractmethod
     def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
-        """Return one row, perhaps of anybody's plan; BadImage if it is missing or changed."""
+        """Return one row, perhaps of anybody's plan; BadImage if it is missing or changed.
+
+        ``entry.place`` is `Cells.place`.
+        """
 
     def column_of(self, name: str) -> Column:
         """Return a column to keep."""
@@ -185,7 +188,8 @@ class RowSource(ListedSource):
         return reading(path, stamp, ahead=ahead, stated=stated)
 
     def _row(self, view: OpenedFile, entry: Entry) -> Cells:
-        return self.row(self.inputs[place_of(entry.place)[0]], view, entry)
+        number, at = place_of(entry.place)
+        return self.row(self.inputs[number], view, entry._replace(place=at))
 
     def _record(self, entry: Entry, cells: Cells, *, in_place: bool = False) -> Record:
         """Return the record of an image; pixels become a PNG file, or stay as they are."""

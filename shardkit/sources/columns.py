@@ -143,6 +143,16 @@ class Column(NamedTuple):
         return f"{self.name} ({self.type})"
 
 
+def plain_column(
+    name: str, type_: str, kind: str, decode: Callable[[bytes], Any] = as_is, **more: Any
+) -> Column:
+    """Return a column of images, text, JSON or bytes, or of NumPy's name of a type of numbers."""
+    if kind in ("image", *PARSED):
+        return Column(name, type_, kind, decode, Field(kind), **more)
+    holds = "float" if kind.startswith("float") else "integer"
+    return Column(name, type_, holds, decode, Field("number", kind), **more)
+
+
 def label_in(column: Column, value: Any) -> Value:
     """Return the label that a column has for a row; "" if it is missing, BadImage if it is invalid.
 

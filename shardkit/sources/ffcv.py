@@ -25,10 +25,10 @@ from shardkit.sources.beton_file import (
     without_terminator,
 )
 from shardkit.sources.column_source import Cells, ColumnSource, RowFile, row_files
-from shardkit.sources.columns import Column, ColumnOptions
+from shardkit.sources.columns import Column, ColumnOptions, plain_column
 from shardkit.sources.driver import Listing
 from shardkit.sources.images import require_pixels
-from shardkit.sources.inputs import OpenedFile, find_files, place_of, reading, refusing
+from shardkit.sources.inputs import OpenedFile, find_files, reading, refusing
 from shardkit.sources.recognize import having
 
 _SUFFIXES = (".beton", ".beton.gz", ".ffcv")
@@ -129,12 +129,11 @@ class Ffcv(ColumnSource, AttachableSource):
 
     def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
         """Return a sample."""
-        _, row = place_of(entry.place)
-        if row >= self._beton.rows:
+        if entry.place >= self._beton.rows:
             raise BadImage(CHANGED)
-        (sample,) = self._beton.samples(view, row, 1)
+        (sample,) = self._beton.samples(view, entry.place, 1)
         sizes = {self.image.name: entry.bytes, **json.loads(entry.values or "{}")}
-        return _Sample(self._beton, view, row, sample, sizes)
+        return _Sample(self._beton, view, entry.place, sample, sizes)
 
     def _check(
         self,
@@ -220,18 +219,15 @@ class _Sample(Cells):
         return _start_of(self._sample[name])
 
 
-_HOLDS = {"int": "integer", "float": "float"}
-_FIELDS = {"bytes": Field("bytes"), "json": Field("json"), "image": Field("image")}
-_FIELDS |= {"int": Field("number", "int64"), "float": Field("number", "float64")}
+_NUMBERS = {"int": "int64", "float": "float64"}
 
 
 def _column(name: str, field: BetonField) -> Column:
     """Return a field as the column of a source."""
-    holds = _HOLDS.get(field.holds, field.holds)
     if field.holds != "array":
-        return Column(name, str(field), holds, field=_FIELDS[field.holds])
+        return plain_column(name, str(field), _NUMBERS.get(field.holds, field.holds))
     try:
-        return Column(name, str(field), holds, field=Field("array", field.dtype, field.shape))
+        return Column(name, str(field), "array", field=Field("array", field.dtype, field.shape))
     except ValueError as error:
         return Column(name, str(field), "", why=str(error))
 

@@ -199,7 +199,7 @@ class _Row(Cells):
     """A row; ``shape`` has the sides of arrays, and is empty for encoded images."""
 
     def __init__(self, path: str, entry: Entry, image: Column, shape: Sequence[int]) -> None:
-        _, self.place = place_of(entry.place)
+        self.place = entry.place
         self._path = path
         self._stamp = entry.stamp
         self._image = image

@@ -18,14 +18,13 @@ from shardkit.options import same_option
 from shardkit.record import load_json
 from shardkit.sources import arrow_reader
 from shardkit.sources.column_source import Cells, ColumnSource, Known, RowFile
-from shardkit.sources.columns import Column, ColumnOptions
+from shardkit.sources.columns import Column, ColumnOptions, plain_column
 from shardkit.sources.driver import Listing, SplitOptions, split_names
 from shardkit.sources.folders import below, is_split_name
 from shardkit.sources.inputs import (
     InputFiles,
     OpenedFile,
     find_files,
-    place_of,
     refusing,
     require_rows,
     stamp_of,
@@ -126,9 +125,9 @@ class HuggingFace(ColumnSource):
 
     def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
         """Return a row."""
-        _, row = place_of(entry.place)
         names = [self.image.name, *(kept.source for kept in self.keep)]
-        answer = call(arrow_reader.read, os.path.abspath(file.path), entry.stamp, row, names)
+        at = os.path.abspath(file.path), entry.stamp, entry.place
+        answer = call(arrow_reader.read, *at, names)
         head, _, blobs = answer.partition(b"\n")
         values: list[Any] = []
         for item in json.loads(head):
@@ -139,7 +138,7 @@ class HuggingFace(ColumnSource):
                 values.append(item["value"])
         if not isinstance(values[0], bytes):
             raise BadImage(CHANGED)
-        return Known(row, dict(zip(names, values, strict=True)))
+        return Known(entry.place, dict(zip(names, values, strict=True)))
 
 
 def _find_splits(pattern: str | Path) -> dict[str, InputFiles]:
@@ -216,12 +215,9 @@ def _column(name: str, kind: str, classes: list[str] | None) -> Column:
         holds = "integer" if kind == "label" else "json"
         words = f"{kind} of {len(classes)} classes"
         return Column(name, words, holds, field=Field(kind, classes=tuple(classes)))
-    if kind in ("image", "text", "bytes", "json"):
-        return Column(name, kind, kind, field=Field(kind))
     if kind == "images":
         return Column(name, kind, "", why="it holds several images")
-    holds = "float" if kind.startswith("float") else "integer"
-    return Column(name, kind, holds, field=Field("number", kind))
+    return plain_column(name, kind, kind)
 
 
 def _recognize(seen: Overview) -> Iterator[Recognition]:

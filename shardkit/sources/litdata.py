@@ -17,17 +17,16 @@ from shardkit.contracts import Attaching, SourceKind
 from shardkit.errors import UsageError
 from shardkit.kinds.field import Field
 from shardkit.sources.column_shards import (
-    AS_PNG,
     ColumnShards,
     Shard,
     array_of,
+    column_of,
     mapping,
-    number_of,
-    png_of_pil,
+    number_column,
     text,
     whole_number,
 )
-from shardkit.sources.columns import Column, ColumnOptions, as_is
+from shardkit.sources.columns import Column, ColumnOptions
 from shardkit.sources.recognize import having_index
 from shardkit.system.text import quoted
 
@@ -37,17 +36,9 @@ _TORCH = {0: "f4", 1: "f4", 2: "f8", 3: "f8", 8: "f2", 9: "f2", 11: "u1", 12: "i
 _TORCH |= {14: "i2", 15: "i4", 16: "i4", 17: "i8", 18: "i8", 19: "?", 20: "u2"}
 _DEEPEST = 32
 _MOST_AXES = 32
-_FILES = ("jpeg", "image", "tiff", "tifffile")
-_PLAIN: dict[str, tuple[str, Callable[[bytes], Any], Field]] = {
-    "int": ("integer", partial(number_of, "<i8"), Field("number", "int64")),
-    "float": ("float", partial(number_of, "<f8"), Field("number", "float64")),
-    "bool": ("integer", partial(number_of, "?"), Field("number", "bool")),
-    "str": ("text", as_is, Field("text")),
-    "text": ("text", as_is, Field("text")),
-    "json": ("json", as_is, Field("json")),
-    "bytes": ("bytes", as_is, Field("bytes")),
-    "file": ("bytes", as_is, Field("bytes")),
-}
+_NUMBERS = {"int": "<i8", "float": "<f8", "bool": "?"}
+_PLAIN = dict.fromkeys(("jpeg", "image", "tiff", "tifffile"), "image")
+_PLAIN |= {"str": "text", "text": "text", "json": "json", "bytes": "bytes", "file": "bytes"}
 
 
 class LitData(ColumnShards):
@@ -115,29 +106,28 @@ def _below(tree: Any, path: tuple[str, ...]) -> Iterator[str]:
 
 def _column(name: str, stated: str) -> Column:
     kind, _, more = stated.partition(":")
-    if kind in _FILES:
-        return Column(name, stated, "image", as_is, Field("image"))
-    if kind == "pil":
-        return Column(name, stated, "image", png_of_pil, Field("image"), why=AS_PNG)
-    if kind in _PLAIN:
-        return Column(name, stated, *_PLAIN[kind])
+    if kind in _NUMBERS:
+        return number_column(name, stated, _NUMBERS[kind])
+    decode: Callable[[bytes], Any] | None = None
     if kind in ("no_header_numpy", "no_header_tensor"):
-        number = int(more)
-        torch = kind == "no_header_tensor"
-        dtype = _TORCH.get(number) if torch else dict(enumerate(_NUMPY)).get(number)
-        if dtype:
-            return Column(name, stated, "array", partial(array_of, dtype, (-1,)), Field("array"))
-    if kind in ("numpy", "tensor"):
-        return Column(name, stated, "array", partial(_array, kind == "tensor"), Field("array"))
-    why = "pickles can run code" if kind == "pickle" else "shardkit does not know its type"
-    return Column(name, stated, "", as_is, why=why)
+        if dtype := _dtype_of(int(more), kind == "no_header_tensor"):
+            decode = partial(array_of, dtype, (-1,))
+    elif kind in ("numpy", "tensor"):
+        decode = partial(_array, kind == "tensor")
+    if decode:
+        return Column(name, stated, "array", decode, Field("array"))
+    return column_of(name, stated, kind, _PLAIN)
+
+
+def _dtype_of(number: int, torch: bool) -> str | None:
+    return (_TORCH if torch else dict(enumerate(_NUMPY))).get(number)
 
 
 def _array(torch: bool, data: bytes) -> npt.NDArray[Any]:
     """Return an array whose type, axes and sides come first: uint32, big-endian for tensors."""
     order = ">" if torch else "<"
     number, axes = struct.unpack_from(f"{order}II", data)
-    dtype = _TORCH.get(number) if torch else dict(enumerate(_NUMPY)).get(number)
+    dtype = _dtype_of(number, torch)
     if dtype is None or axes > _MOST_AXES:
         raise ValueError(f"its type is {number}, with {axes} axes")
     shape = struct.unpack_from(f"{order}{axes}I", data, 8)

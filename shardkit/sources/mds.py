@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,16 @@ from shardkit.contracts import Attaching, SourceKind
 from shardkit.errors import UsageError
 from shardkit.kinds.field import Field
 from shardkit.sources.column_shards import (
-    AS_PNG,
     ColumnShards,
     Shard,
     array_of,
+    column_of,
     mapping,
-    number_of,
-    png_of_pil,
+    number_column,
     text,
     whole_number,
 )
-from shardkit.sources.columns import Column, ColumnOptions, as_is
+from shardkit.sources.columns import Column, ColumnOptions, plain_column
 from shardkit.sources.recognize import having_index
 from shardkit.system import safe_paths
 from shardkit.system.text import quoted
@@ -39,16 +38,9 @@ _CODES = {
     for bits in _BITS[kind]
 }
 """The byte that starts an array without a stated type: its bits, and the kind in the lowest two."""
-_PLAIN: dict[str, tuple[str, Callable[[bytes], Any], Field]] = {
-    "jpeg": ("image", as_is, Field("image")),
-    "png": ("image", as_is, Field("image")),
-    "str_int": ("integer", int, Field("number", "int64")),
-    "str_float": ("float", float, Field("number", "float64")),
-    "str_decimal": ("text", as_is, Field("text")),
-    "str": ("text", as_is, Field("text")),
-    "json": ("json", as_is, Field("json")),
-    "bytes": ("bytes", as_is, Field("bytes")),
-}
+_TEXTS = {"str_int": ("int64", int), "str_float": ("float64", float)}
+_PLAIN = {"jpeg": "image", "png": "image", "str": "text", "str_decimal": "text"}
+_PLAIN |= {"json": "json", "bytes": "bytes"}
 
 
 class Mds(ColumnShards):
@@ -102,21 +94,15 @@ def _column(name: str, encoding: str, stated: Any) -> Column:
 
 
 def _column_of(name: str, encoding: str) -> Column:
-    if encoding in _NUMBERS:
-        dtype = np.dtype(_NUMBERS[encoding])
-        holds = "float" if dtype.kind == "f" else "integer"
-        decode = partial(number_of, dtype.str)
-        return Column(name, encoding, holds, decode, Field("number", dtype.name), dtype.itemsize)
+    if dtype := _NUMBERS.get(encoding):
+        return number_column(name, encoding, dtype)._replace(size=np.dtype(dtype).itemsize)
+    if encoding in _TEXTS:
+        return plain_column(name, encoding, *_TEXTS[encoding])
     if encoding.partition(":")[0] == "ndarray":
         return _array_column(name, encoding)
-    if encoding == "pil":
-        return Column(name, encoding, "image", png_of_pil, Field("image"), why=AS_PNG)
-    if encoding in _PLAIN:
-        return Column(name, encoding, *_PLAIN[encoding])
-    why = "pickles can run code" if encoding == "pkl" else "shardkit does not know its type"
     if encoding.startswith(("list[", "jpeg_array", "jpegarray")):
-        why = "it holds several images"
-    return Column(name, encoding, "", as_is, why=why)
+        return Column(name, encoding, "", why="it holds several images")
+    return column_of(name, encoding, encoding, _PLAIN)
 
 
 def _array_column(name: str, encoding: str) -> Column:

@@ -13,12 +13,11 @@ import numpy as np
 
 from shardkit.contracts import Entry, Range, SourceKind
 from shardkit.errors import CHANGED, BadImage, UsageError
-from shardkit.kinds.field import Field
 from shardkit.options import option, same_option
 from shardkit.record import NO_LABEL
 from shardkit.sources.column_source import Cells, ColumnSource, RowFile, row_files
-from shardkit.sources.columns import Column, ColumnOptions
-from shardkit.sources.inputs import MAX_IMAGE_BYTES, OpenedFile, find_files, place_of, reading
+from shardkit.sources.columns import Column, ColumnOptions, plain_column
+from shardkit.sources.inputs import MAX_IMAGE_BYTES, OpenedFile, find_files, reading
 from shardkit.sources.kept import kind_of_bytes
 from shardkit.sources.labels import Value
 from shardkit.sources.recognize import having, require_one_split
@@ -89,11 +88,10 @@ class TFRecord(ColumnSource):
 
     def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
         """Return a record, after comparing both checksums."""
-        _, offset = place_of(entry.place)
-        length = length_of(view, offset)
+        length = length_of(view, entry.place)
         if length > MAX_IMAGE_BYTES:
             raise BadImage(f"its record has {length:,} bytes; the limit is {MAX_IMAGE_BYTES:,}")
-        data = view.read(offset + HEADER.size, length + CHECKSUM.size)
+        data = view.read(entry.place + HEADER.size, length + CHECKSUM.size)
         if length + CHECKSUM.size != len(data):
             raise BadImage("the file is truncated")
         (checksum,) = CHECKSUM.unpack_from(data, length)
@@ -101,7 +99,7 @@ class TFRecord(ColumnSource):
             raise BadImage(CHANGED)
         if masked(data[:length]) != checksum:
             raise BadImage("its record does not match its checksum")
-        return _Example(RecordSpan(offset, 0, length, checksum), _reader(data), 0)
+        return _Example(RecordSpan(entry.place, 0, length, checksum), _reader(data), 0)
 
     def label_of(self, cells: Cells) -> Value:
         """Return the label of a record; integers with the offset."""
@@ -198,15 +196,13 @@ def _column(name: str, feature: Feature, view: OpenedFile) -> Column:
     if feature.kind == "bytes" and len(feature.ranges) == 1:
         head = view.read(feature.ranges[0].offset, min(4096, feature.ranges[0].length))
         kind = kind_of_bytes(head)
-        return Column(name, kind, kind, field=Field(kind))
+        return plain_column(name, kind, kind)
     if feature.kind in ("bytes", "empty"):
         return Column(name, feature.kind, "", why=f"it has {len(feature.ranges)} values")
     count = len(feature.numbers) + sum(values.length // 4 for values in feature.floats)
     if count != 1:
-        return Column(name, f"{feature.kind} {count}", "json", field=Field("json"))
-    is_integer = feature.kind == "int64"
-    field = Field("number", "int64" if is_integer else "float64")
-    return Column(name, feature.kind, "integer" if is_integer else "float", field=field)
+        return plain_column(name, f"{feature.kind} {count}", "json")
+    return plain_column(name, feature.kind, "int64" if feature.kind == "int64" else "float64")
 
 
 def _numbers(feature: Feature, read: Read) -> list[Any]:

@@ -135,7 +135,7 @@ class WebDataset(RowSource, AttachableSource):
 
     def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
         """Return a sample."""
-        member = next(members(view, place_of(entry.place)[1]), None)
+        member = next(members(view, entry.place), None)
         if member is None or member.size != entry.bytes:
             raise BadImage(CHANGED)
         starts = zip(self.keep, json.loads(entry.values) if self.keep else (), strict=True)
