@@ -13,7 +13,7 @@ from shardkit.errors import BadImage
 from shardkit.record import STORED_KINDS
 from shardkit.reporting.collection import Collection
 
-_SAMPLE = 128
+_SAMPLE = 64
 """Reduced images whose details are measured: enough for a standard deviation within 1%."""
 
 
@@ -38,7 +38,8 @@ def channel_statistics(images: Collection) -> tuple[list[float], list[float]]:
         lost = np.zeros(3)
         for row, image in images.read(sample):
             with contextlib.suppress(BadImage):  # its facts are wrong
-                lost += _squares(measure(decode_shown(image))) - _squares(images.facts[row])
+                lines = decode_shown(image)[::2]  # the others differ little
+                lost += _squares(measure(lines)) - _squares(images.facts[row])
         squares += lost / count * (len(reduced) / len(rows))
     std = np.sqrt(np.maximum(squares - middle**2, 0))
     return (middle / 255).tolist(), (std / 255).tolist()

@@ -60,7 +60,7 @@ def picture(shards: ShardSet, row: int, side: int, *, annotated: bool = True) ->
 def data_uri(shown: Image.Image) -> str:
     """Return a picture as the address of a page's embedded image."""
     buffer = io.BytesIO()
-    shown.save(buffer, "WEBP", quality=60)
+    shown.save(buffer, "WEBP", quality=60, method=2)  # half the time for 4% more bytes
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
