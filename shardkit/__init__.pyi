@@ -418,7 +418,7 @@ def attach(
     archives: str | Path | Source,
     target: str | Path,
     *,
-    grouping: str = "webdataset",
+    grouping: Literal["webdataset", "huggingface", "basename"] = "webdataset",
     image: str | None = None,
     label: str | None = None,
     keep: str | None = None,
@@ -442,7 +442,7 @@ def attach(
             which has its own options in place of ``grouping`` to ``classes``.
         target: A directory that is new, empty, or holds the result of an earlier call.
         grouping: Rule that divides names: at the first dot; the same, but suffixes differ by case;
-            or at the last dot.
+            or at the last dot. One of ``webdataset``, ``huggingface``, ``basename``.
         image: Suffix of the image. Default: the only image suffix.
         label: Where the label is: a member with an integer or text, a value in a JSON member, or
             the folder in the name. Default: cls, or another usual name, or none.

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.contracts import AttachableSource, Attaching, Entry, SourceKind, SourceOptions
-from shardkit.errors import CHANGED, BadImage, UsageError, setting
+from shardkit.errors import CHANGED, BadImage
 from shardkit.kinds.field import Field
-from shardkit.options import option
+from shardkit.options import option, require_valid
 from shardkit.record import NO_LABEL, load_json
 from shardkit.sources.column_source import Cells, RowFile, RowSource, row_files
 from shardkit.sources.columns import NONE, Column, lost_labels, usual_label
@@ -56,7 +56,7 @@ class WebDatasetOptions(SourceOptions):
         "webdataset",
         help="Rule that divides names: at the first dot; the same, but suffixes differ by "
         "case; or at the last dot.",
-        metavar="webdataset|huggingface|basename",
+        choices=GROUPINGS,
     )
     image: str | None = option(
         None, help="Suffix of the image.", metavar="SUFFIX", shown="the only image suffix"
@@ -97,11 +97,7 @@ class WebDataset(RowSource, AttachableSource):
     kind = "webdataset"
 
     def __init__(self, pattern: str | Path, options: WebDatasetOptions) -> None:
-        if options.grouping not in GROUPINGS:
-            raise UsageError(
-                f"{setting('grouping', options.grouping)} is unknown;",
-                remedy=f"choose from {', '.join(GROUPINGS)}",
-            )
+        require_valid(options)
         require_one_split(pattern, _SUFFIXES)
         inputs = find_files(pattern, _SUFFIXES)
         super().__init__(pattern, options, row_files(inputs, _SUFFIXES))
