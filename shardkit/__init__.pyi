@@ -269,7 +269,6 @@ class ShardDataModule(_ShardDataModule):
         num_workers: int | None = None,
         priority: Literal["normal", "low"] = "normal",
         prefetch_factor: int | None = None,
-        in_order: bool = True,
         timeout: float = 300.0,
         with_rows: bool = False,
         on_bad: Literal["raise", "drop"] = "raise",
@@ -334,8 +333,6 @@ class ShardDataModule(_ShardDataModule):
                 under way to this process. Without transforms, a thread or process reads several small
                 batches at once, up to 8 MiB, or 20 MiB if nothing is decoded, and None counts these as
                 one.
-            in_order: Whether batches arrive in the order of the epoch. False returns each as soon as it
-                is ready, so one slow batch delays no other; such a run cannot resume exactly.
             timeout: Seconds to wait for a batch before raising an error; 0 waits forever.
             with_rows: Whether a batch ends with its rows: int64 of shape (N,), -1 for padding. For a
                 ``Subset`` they are rows of its dataset; for a ``ConcatDataset``, its own.
@@ -973,7 +970,6 @@ def make_loader(
     num_workers: int | None = None,
     priority: Literal["normal", "low"] = "normal",
     prefetch_factor: int | None = None,
-    in_order: bool = True,
     timeout: float = 300.0,
     with_rows: bool = False,
     on_bad: Literal["raise", "drop"] = "raise",
@@ -1038,8 +1034,6 @@ def make_loader(
             under way to this process. Without transforms, a thread or process reads several small
             batches at once, up to 8 MiB, or 20 MiB if nothing is decoded, and None counts these as
             one.
-        in_order: Whether batches arrive in the order of the epoch. False returns each as soon as it
-            is ready, so one slow batch delays no other; such a run cannot resume exactly.
         timeout: Seconds to wait for a batch before raising an error; 0 waits forever.
         with_rows: Whether a batch ends with its rows: int64 of shape (N,), -1 for padding. For a
             ``Subset`` they are rows of its dataset; for a ``ConcatDataset``, its own.

@@ -107,9 +107,7 @@ class ShardDataModule(pl.LightningDataModule):
         Lightning saves the states of loaders itself too, but does not restore them from a
         checkpoint saved at the end of an epoch.
         """
-        if self._training is None or not self._training.options.in_order:
-            return {}
-        return self._training.state_dict()
+        return {} if self._training is None else self._training.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Make the next training loader resume from the checkpoint.

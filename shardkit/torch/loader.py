@@ -226,14 +226,7 @@ class Loader(Generic[Batch_co]):
 
         The state is the same on all ranks, and a run with any number of ranks and workers and any
         batch size can resume from it.
-
-        Raises:
-            UsageError: If ``in_order`` is False: a position cannot describe which rows are left.
         """
-        if not self.options.in_order:
-            raise UsageError(
-                "a loader with in_order=False has no state, since it cannot resume exactly"
-            )
         return self._resume.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

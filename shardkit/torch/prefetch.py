@@ -172,9 +172,7 @@ class DevicePrefetcher:
 
     def _source(self) -> Iterator[tuple[dict[str, Any] | None, Any]]:
         """Yield each batch of the loader with the state after it."""
-        stateful = hasattr(self.loader, "state_dict") and getattr(
-            getattr(self.loader, "options", None), "in_order", True
-        )
+        stateful = hasattr(self.loader, "state_dict")
         for batch in self.loader:
             yield (self.loader.state_dict() if stateful else None), batch
 

@@ -269,8 +269,6 @@ def test_a_flag_is_true_or_false_and_a_message_is_short(tmp_path: Path) -> None:
             shardkit.convert(tmp_path / "photos", tmp_path / "made", to="lmdb", force=wrong)
         with refused(UsageError, "as_dict"):
             open_dataset(tmp_path / "photos", as_dict=wrong)
-        with refused(UsageError, "in_order"):
-            make_loader(range(3), 1, in_order=wrong)
         with refused(UsageError, "pin_memory"):
             make_loader(range(3), 1, pin_memory=wrong)
 

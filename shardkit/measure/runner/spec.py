@@ -42,7 +42,6 @@ class LoaderSpec:
     persistent_workers: bool | None = None
     batched: bool | None = None
     """Let the dataset return whole batches to `PLAIN`."""
-    in_order: bool | None = None
     start_method: str | None = None
     sharing_strategy: str | None = None
     priority: str | None = None

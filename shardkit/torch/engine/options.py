@@ -136,11 +136,6 @@ class LoaderOptions:
         "at once, up to 8 MiB, or 20 MiB if nothing is decoded, and None counts these as one.",
         minimum=1,
     )
-    in_order: bool = option(
-        True,
-        help="Whether batches arrive in the order of the epoch. False returns each as soon as it "
-        "is ready, so one slow batch delays no other; such a run cannot resume exactly.",
-    )
     timeout: float = option(
         300.0, help="Seconds to wait for a batch before raising an error; 0 waits forever."
     )

@@ -62,7 +62,6 @@ class ProcessEngine(Engine):
         self._slots = self._each + SPARE_SLOTS
         self._timeout = options.timeout
         self._poll = min(_POLL_SECONDS, self._timeout or _POLL_SECONDS)
-        self._in_order = options.in_order
         self._pinned = settings.pinned
         self._is_low = settings.is_low
         self._persistent = options.persistent_workers
@@ -268,8 +267,6 @@ class ProcessEngine(Engine):
             workers.preload()
         if self._sharing is not None:  # both ends must agree
             torch.multiprocessing.set_sharing_strategy(self._sharing)  # type: ignore[no-untyped-call]
-        # Named only if asked for: PyTorch has it since 2.6.
-        options: dict[str, Any] = {} if self._in_order else {"in_order": False}
         return DataLoader(
             self._remote(),
             batch_size=None,
@@ -287,7 +284,6 @@ class ProcessEngine(Engine):
             persistent_workers=count > 0,
             generator=self._generator(),
             multiprocessing_context=method,
-            **options,
         )
 
     def _remote(self) -> Remote:

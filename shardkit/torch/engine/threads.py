@@ -67,7 +67,6 @@ class ThreadEngine(Engine):
         self._together: int | None = None
         """Batches to read at once; None before the first iteration."""
         self._timeout = options.timeout
-        self._in_order = options.in_order
         self._pinned = settings.pinned and allocate is None
         self._is_low = settings.is_low
         self._new_block = allocate
@@ -152,8 +151,6 @@ class ThreadEngine(Engine):
             except queue.Empty:
                 raise LoaderFailed(self._late(first.requests[0])) from None
             job.arrived = True
-            if not self._in_order:
-                first = job
         jobs.remove(first)
         return first
 

@@ -500,7 +500,6 @@ def test_pytorch_s_arguments_set_the_options_of_the_same_meaning(path: Path) -> 
         "pin_memory": False,
         "timeout": 7,
         "persistent_workers": False,
-        "in_order": False,
         "collate_fn": list,
     }
     loader = make_loader(open_dataset(path, decode=CROP), 4, drop_last=True, **given)

@@ -50,7 +50,7 @@ from loading import BATCH, ROWS, SEED, close, crc, prints_of, row_order, same
 from refusals import refused
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
 
-from shardkit import Rank, ShardDataset, UsageError, collate, make_loader, open_dataset, with_rng
+from shardkit import Rank, ShardDataset, collate, make_loader, open_dataset, with_rng
 from shardkit.errors import CorruptRecord, LoaderFailed, TransformFailed
 
 BAD = 13
@@ -229,21 +229,6 @@ def test_a_slow_batch_is_delivered_in_order(engine: str) -> None:
 
     with opened(engine, Numbers(hook=hook)) as loader:
         assert [batch.tolist() for batch in loader] == squares()
-
-
-@pytest.mark.parametrize("engine", WITH_WORKERS)
-def test_without_order_every_sample_comes_but_there_is_no_state(root: Path, engine: str) -> None:
-    dataset = open_dataset(root / "lmdb", decode="torch")
-    options = {"shuffle": True, "with_rows": True, "in_order": False}
-    with opened(engine, dataset, **options) as loader:
-        for epoch in range(2):
-            batches = list(loader)
-            assert sorted(row for *_, rows in batches for row in rows.tolist()) == [*range(ROWS)]
-            assert loader.epoch == epoch + 1
-        for images, _, rows in batches:
-            assert same(images, dataset[rows.tolist()].batch[0])
-        with pytest.raises(UsageError, match="in_order=False"):
-            loader.state_dict()
 
 
 @any_dataset
@@ -522,10 +507,9 @@ def test_a_collate_function_that_fails_fails_its_own_batch_once(root: Path, engi
             assert (len(found), called.item()) == (2, 3)
 
 
-@pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("engine", WITH_WORKERS)
 def test_a_timeout_is_an_error_that_names_the_sample(
-    root: Path, monkeypatch: pytest.MonkeyPatch, engine: str, in_order: bool
+    root: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     reached, release, crew = shared(), threading.Event(), Crew()
 
@@ -535,7 +519,7 @@ def test_a_timeout_is_an_error_that_names_the_sample(
         release.wait()
 
     dataset = open_dataset(root / "lmdb", hang, decode="numpy")
-    options: dict[str, Any] = {"in_order": in_order, "num_workers": 1, "timeout": 0.2}
+    options: dict[str, Any] = {"num_workers": 1, "timeout": 0.2}
     if engine in WITH_PROCESSES:  # no time passes before the worker hangs, and then an hour
         clock = SimpleNamespace(monotonic=lambda: 3600 * reached.item())
         monkeypatch.setattr("shardkit.torch.engine.processes.time", clock)

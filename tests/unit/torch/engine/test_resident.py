@@ -129,7 +129,7 @@ def test_it_takes_the_options_of_the_ordinary_loader(path: Path) -> None:
         {"shuffle": False, "drop_last": True},
         {"rank": Rank(rank=1, world_size=3, remainder="exact"), "with_rows": True},
         {"rank": Rank(rank=2, world_size=3, remainder="pad"), "with_rows": True, "views": 2},
-        {"num_workers": 2, "in_order": True, "views": 2, "prefetch_factor": 1},
+        {"num_workers": 2, "views": 2, "prefetch_factor": 1},
         {"batch_size": 1},
         {"batch_size": 100},
     )

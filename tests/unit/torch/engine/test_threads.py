@@ -76,22 +76,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dataset(make_tree(root / "photos", files), root / "made")
 
 
-def test_without_order_a_slow_batch_comes_when_ready() -> None:
-    release = threading.Event()
-
-    def hook(row: int) -> None:
-        if row == 0:
-            assert release.wait(DEADLINE)
-
-    batches = iter(load(hook, num_workers=2, in_order=False))
-    try:
-        before = [next(batches).tolist() for _ in range(BATCHES - 1)]
-        assert [0, 1] not in before
-    finally:
-        release.set()
-    assert sorted(before + numbers(batches)) == IN_ORDER
-
-
 def test_all_threads_work_at_once_and_no_more() -> None:
     together = threading.Barrier(3)
     lock, now, most = threading.Lock(), 0, 0
@@ -115,12 +99,9 @@ def has_read(read: list[int], rows: int) -> bool:
 
 
 @pytest.mark.parametrize(("num_workers", "factor"), [(0, 1), (1, 1), (1, 4), (2, 2), (3, 40)])
-@pytest.mark.parametrize("in_order", [True, False])
-def test_prefetch_limits_the_batches_in_progress(
-    num_workers: int, factor: int, in_order: bool
-) -> None:
+def test_prefetch_limits_the_batches_in_progress(num_workers: int, factor: int) -> None:
     read: list[int] = []
-    loader = load(read.append, num_workers=num_workers, prefetch_factor=factor, in_order=in_order)
+    loader = load(read.append, num_workers=num_workers, prefetch_factor=factor)
     for given, _ in enumerate(loader, 1):
         most = min(ROWS, (given + num_workers * factor) * BATCH)
         wait_until(partial(has_read, read, most), "all batches that may be read")
