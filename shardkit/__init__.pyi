@@ -438,13 +438,13 @@ def attach(
             opened source of the kind ``ffcv``, ``hdf5``, ``litdata``, ``lmdb``, ``mds`` or ``zip``,
             which has its own options in place of ``grouping`` to ``classes``.
         target: A directory that is new, empty, or holds the result of an earlier call.
-        grouping: Rule that divides names: at the first dot; the same, but suffixes differ by case;
-            or at the last dot. One of ``webdataset``, ``huggingface``, ``basename``.
+        grouping: Rule for splitting names: at the first dot; the same, with case-sensitive
+            suffixes; or at the last dot. One of ``webdataset``, ``huggingface``, ``basename``.
         image: Suffix of the image. Default: the only image suffix.
-        label: Where the label is: a member with an integer or text, a value in a JSON member, or
+        label: Location of the label: a member with an integer or text, a value in a JSON member, or
             the folder in the name. Default: cls, or another usual name, or none.
-        keep: More fields to keep, such as caption=txt,age=json:/age:int64,mask=mask.png:mask.
-            Samples may lack those with ?.
+        keep: More fields to keep, such as caption=txt,age=json:/age:int64,mask=mask.png:mask. A
+            field with ? may be missing.
         classes: Class names, one per line: of label 0, 1, ..., or in the order of labels; or a
             folder with class folders.
         check: Depth of image validation. One of ``header``, ``decode``.
@@ -629,9 +629,9 @@ def split(
 
     Args:
         directory: The dataset.
-        val: Fraction of images for a split val, such as 0.1.
-        test: Fraction of images for a split test.
-        stratify: Divide each class by itself, in exact fractions.
+        val: Fraction of images for the split val, such as 0.1.
+        test: Fraction of images for the split test.
+        stratify: Divide each class separately, in exact fractions.
         group: Keep images of one folder, or with one value in a column, in one split.
         seed: Seed of the division.
 
@@ -718,20 +718,20 @@ def convert(
         filter: Interpolation; all filters are antialiased. One of ``bicubic``, ``bilinear``,
             ``lanczos``, ``box``.
         dct_scaling: Decode JPEGs at reduced size if their sides are at least 4x the target's. 2.5x
-            faster for 2000-pixel photographs, but not exact: PSNR compared with the default, over
-            200 photographs, was at least 38 dB, and 50 dB or more in the median.
-        enlarge: Allow images to become larger than they are.
+            faster for 2000-pixel photographs, but not exact: over 200 photographs, the PSNR was at
+            least 38 dB, with a median of at least 50 dB.
+        enlarge: Enlarge images that are smaller than the target.
         max_pixels: Read images of up to N pixels, if memory allows. Default: 178956970.
         encode: Encoding of stored images. keep: leave bytes unchanged unless pixels must change.
             raw: unencoded pixels, all of one size. planes: JPEGs as the planes of their decoder
             (Y4M), converted to RGB when read: the same pixels, about 4.5x the size, center crops 6x
             faster; other images keep their bytes unless pixels must change. One of ``keep``,
             ``jpeg``, ``png``, ``webp``, ``raw``, ``planes``.
-        quality: JPEG and WebP quality. If given, all of these images are re-encoded. Default: 90
-            where an image must be encoded.
-        pixels: Channels and values of stored images. rgb: RGB of 8 bits; of 16 bits, readers keep
-            the upper eight. gray: one channel of 8 bits. keep: channels and dtype of the first
-            image; any other image is a bad file. One of ``rgb``, ``gray``, ``keep``.
+        quality: JPEG and WebP quality; re-encodes all JPEG and WebP images. Default: 90 where an
+            image must be encoded.
+        pixels: Channels and values of stored images. rgb: 8-bit RGB, the upper eight bits of 16-bit
+            images. gray: one 8-bit channel. keep: channels and dtype of the first image; any other
+            image is a bad file. One of ``rgb``, ``gray``, ``keep``.
         background: Color under transparent pixels and around padded images.
         orient: Apply the EXIF orientation, even if nothing else changes.
         check: Depth of image validation. One of ``decode``, ``header``, ``none``.
@@ -739,13 +739,13 @@ def convert(
         class_order: Label order: as in torchvision, natural sort, or FILE (one class per line).
         splits: Treat the folders of SRC as splits (train, val, ...), one dataset each. Default: by
             name.
-        classes: Take the folders as they are, also where another kind of source recognizes them.
+        classes: Use the folders as classes, even if another kind of source recognizes them.
         schema: Fields of samples by name, each a `shardkit.Field` or a kind; others follow from the
             first sample.
         fields: Names of the values of samples that are tuples; image and label for two of them.
-        val: Fraction of images for a split val, such as 0.1.
-        test: Fraction of images for a split test.
-        stratify: Divide each class by itself, in exact fractions.
+        val: Fraction of images for the split val, such as 0.1.
+        test: Fraction of images for the split test.
+        stratify: Divide each class separately, in exact fractions.
         group: Keep images of one folder, or with one value in a column, in one split.
         exclude: Leave out the images whose keys or paths FILE lists, one per line, such as the
             lists of `shardkit report --exclude`; for a dataset, also row numbers. Repeatable.
@@ -794,7 +794,7 @@ def bench(
     first line is. Ctrl-C ends the measurement after the last complete round.
 
     Args:
-        paths: Datasets of shardkit and folders of images.
+        paths: shardkit datasets and folders of images.
         decode: Image type: pil, numpy, torch, bytes, or an operation such as 'CenterCrop(224)'.
             Default: RandomResizedCrop(224); pil with --transform; torch for raw pixels of one size.
         transform: Your transform for each image, from a module that may be in the current folder.
@@ -807,8 +807,8 @@ def bench(
             step gains.
         caches: ``warm``: files in memory; ``cold``: files on disk.
         rounds: Interleaved rounds to measure, after one warm-up round.
-        seconds: Length of a warm measurement. A cold one is an epoch, at most 10x as long; one of a
-            step is 3 epochs, each as long for the first loader.
+        seconds: Length of a warm measurement. A cold one is an epoch of at most 10x this length;
+            with --steps, one takes 3 epochs of about this length.
         limit: Maximum images to read per DATASET, drawn at random.
         watch: Called before each measurement with its name, the work done, and all work.
 
@@ -986,7 +986,7 @@ def make_loader(
     docs/benchmarks.md has the measurements behind the defaults.
 
     Args:
-        dataset: A dataset of shardkit, or any other with ``__len__`` and ``__getitem__``.
+        dataset: A shardkit dataset, or any other with ``__len__`` and ``__getitem__``.
         batch_size: Samples in a batch of this rank; may be omitted if ``tuned`` sets it.
         tuned: A file written by ``shardkit tune --out``, for settings that other arguments leave
             open.

@@ -828,11 +828,11 @@ class SourceKind:
 
 
 def _refuse_shards(path: Path) -> None:
-    """Refuse a dataset of shardkit, or a shard, as a file of another program."""
+    """Refuse a shardkit dataset, or a shard, as a file of another program."""
     folder = path.parent if path.name.startswith("shard-") else path
     if (folder / DATASET_FILE).is_file():
         raise UsageError(
-            f"{path} belongs to a dataset of shardkit, which needs no other source",
+            f"{path} belongs to a shardkit dataset",
             remedy="use `shardkit convert dataset`, or open it as it is",
         )
 

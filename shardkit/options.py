@@ -206,9 +206,12 @@ def _is_positive(value: object) -> bool:
 
 def require_integer(option: str, value: object, minimum: int | None = None) -> int:
     """Return an option's value; UsageError if it is not an integer, or less than the minimum."""
-    if type(value) is not int or (minimum is not None and value < minimum):
-        range_ = "" if minimum is None else f" of at least {minimum}"
-        raise UsageError(f"{setting(option, value)} is not an integer{range_}")
+    if type(value) is not int:
+        raise UsageError(f"{setting(option, value)} is not an integer")
+    if minimum is not None and value < minimum:
+        raise UsageError(
+            f"{setting(option, value)} is too small;", remedy=f"use at least {minimum}"
+        )
     return value
 
 
@@ -219,8 +222,8 @@ def check_integer(name: str, value: object, least: int) -> int:
     except TypeError:
         number = least - 1
     if isinstance(value, bool) or not least <= number < 2**63:
-        integer = "a 64-bit integer" if least < 0 else f"an integer of at least {least}"
-        raise UsageError(f"{setting(name, value)} is not {integer}")
+        kind = {0: "a non-negative integer", 1: "a positive integer"}.get(least, "a 64-bit integer")
+        raise UsageError(f"{setting(name, value)} is not {kind}")
     return number
 
 
@@ -263,7 +266,7 @@ def restored(kind: type[_Type], described: Mapping[str, Any]) -> _Type:
     """
     for item in options_of(kind):
         if item.parse is not None and isinstance(described.get(item.name), str):
-            raise TypeError(f"{item.name} is a text, which only users write")
+            raise TypeError(f"{item.name} is text, which only users write")
     values = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in described.items()

@@ -200,9 +200,7 @@ class Original(NamedTuple):
         if kind is None or len(self.data) == width * height * RGB.bytes:  # to become of that type
             return b"P6 %d %d 255\n" % (width, height) + self.data, "ppm"
         if len(self.data) != width * height * kind.bytes:
-            raise BadImage(
-                f"it is raw pixels of another type than {kind}", remedy="convert its source again"
-            )
+            raise BadImage(f"its raw pixels are not {kind}", remedy="convert its source again")
         return npy_header((height, width, kind.channels), kind.values) + self.data, ARRAY_IMAGE
 
 

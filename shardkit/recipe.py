@@ -132,13 +132,13 @@ class RecipeOptions:
     dct_scaling: bool = option(
         False,
         help="Decode JPEGs at reduced size if their sides are at least 4x the target's. 2.5x "
-        "faster for 2000-pixel photographs, but not exact: PSNR compared with the default, over "
-        "200 photographs, was at least 38 dB, and 50 dB or more in the median.",
+        "faster for 2000-pixel photographs, but not exact: over 200 photographs, the PSNR was at "
+        "least 38 dB, with a median of at least 50 dB.",
         requires="resize",
         left_out=True,
     )
     enlarge: bool = option(
-        False, help="Allow images to become larger than they are.", requires="resize"
+        False, help="Enlarge images that are smaller than the target.", requires="resize"
     )
     max_pixels: int | None = option(
         None,
@@ -159,15 +159,15 @@ class RecipeOptions:
     )
     quality: int | None = option(
         None,
-        help="JPEG and WebP quality. If given, all of these images are re-encoded.",
+        help="JPEG and WebP quality; re-encodes all JPEG and WebP images.",
         metavar="1-100",
         shown=f"{DEFAULT_QUALITY} where an image must be encoded",
     )
     pixels: str = option(
         "rgb",
-        help="Channels and values of stored images. rgb: RGB of 8 bits; of 16 bits, readers keep "
-        "the upper eight. gray: one channel of 8 bits. keep: channels and dtype of the first "
-        "image; any other image is a bad file.",
+        help="Channels and values of stored images. rgb: 8-bit RGB, the upper eight bits of "
+        "16-bit images. gray: one 8-bit channel. keep: channels and dtype of the first image; "
+        "any other image is a bad file.",
         choices=PIXELS,
         left_out=True,
     )
@@ -204,7 +204,7 @@ class Recipe(RecipeOptions):
     def __post_init__(self) -> None:
         require_valid(self)
         if self.quality is not None and not 1 <= require_integer("quality", self.quality) <= 100:
-            raise UsageError(f"quality {self.quality} is not from 1 to 100")
+            raise UsageError(f"quality {self.quality} is not between 1 and 100")
         if self.quality is not None and self.encode in ("png", "raw", "planes"):
             raise UsageError(
                 f"quality has no effect with the encoding {self.encode}", remedy="leave one out"
@@ -221,7 +221,7 @@ class Recipe(RecipeOptions):
             raise UsageError(f"{setting('resize', self.resize)} is not a pair of height and width")
         if self.box is not None and not all(1 <= side <= 65535 for side in self.box):
             size = "{}x{}".format(*self.box)
-            raise UsageError(f"{setting('resize', size)} is not from 1 to 65535 pixels")
+            raise UsageError(f"{setting('resize', size)} is not between 1 and 65535 pixels")
         if not all(0 <= part <= 255 for part in self.fill):
             raise UsageError(f"background {self.background} is not three numbers from 0 to 255")
         has_one_size = self.resize is not None and self.resize_mode in ("crop", "pad", "stretch")
@@ -235,13 +235,13 @@ class Recipe(RecipeOptions):
 
     def _check_pixels(self) -> None:
         if not 1 <= require_integer("channels", self.channels) <= MOST_CHANNELS:
-            raise UsageError(f"channels {self.channels} is not from 1 to {MOST_CHANNELS}")
+            raise UsageError(f"channels {self.channels} is not between 1 and {MOST_CHANNELS}")
         if self.pixels == "rgb":
             return
         encodings = _TYPED_ENCODINGS[self.pixels]
         if self.encode not in encodings:
             raise UsageError(
-                f"{setting('encode', self.encode)} does not hold the images of "
+                f"{setting('encode', self.encode)} cannot store the images of "
                 f"{setting('pixels', self.pixels)}",
                 remedy=f"use {' or '.join(encodings)}, or {setting('pixels', 'rgb')}",
             )

@@ -199,9 +199,9 @@ def load_json(content: bytes) -> dict[str, Any]:
     try:
         value = _DECODER.decode(content.decode())
     except RecursionError:
-        raise ValueError("JSON that is nested too deeply") from None
+        raise ValueError("its JSON is nested too deeply") from None
     if not isinstance(value, dict):
-        raise ValueError("JSON that is not an object")
+        raise ValueError("it is not a JSON object")
     return value
 
 

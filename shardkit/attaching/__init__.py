@@ -1,1 +1,1 @@
-"""Archives of other programs as datasets, in place."""
+"""Archives from other programs as datasets, in place."""

@@ -1,4 +1,4 @@
-"""Attach archives of other programs: index them where they are, and write nothing next to them.
+"""Attach archives from other programs: index them where they are, and write nothing next to them.
 
 The dataset has the manifest, index and readers of any other one; only its shards are elsewhere. A
 record has the key, label and fields that a conversion without shuffling would give it.
@@ -233,7 +233,7 @@ def _plan(
         )
     if options.quick and loose:
         raise UsageError(
-            f"{setting('quick', True)} is for archives: files are known by their sizes and times",
+            f"{setting('quick', True)} is only for archives",
             remedy="leave it out",
         )
     # Raw pixels have no header to check, and stay as they are.

@@ -1,4 +1,4 @@
-"""Check archives and files of other programs against their index, for `shardkit verify`."""
+"""Check archives and files from other programs against their index, for `shardkit verify`."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def check_listing(dataset: OpenedDataset) -> tuple[list[Finding], set[str]]:
 
 def _new(paths: Iterable[str], prefix: str) -> list[Finding]:
     return [
-        Finding(file=prefix + path, reason="it is new: the index lacks it", source=True)
+        Finding(file=prefix + path, reason="it is new: the index does not have it", source=True)
         for path in sorted(paths)
     ]
 

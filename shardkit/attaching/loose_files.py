@@ -114,7 +114,7 @@ def difference(size: int, modified: int, old_size: int, old_modified: int) -> st
     """Return how a file differs from the one that was indexed, or ""."""
     if size != old_size:
         return f"has changed: it has {size:,} bytes, and had {old_size:,}"
-    return "has changed: its modification time is another one" * (modified != old_modified)
+    return "has changed: its modification time differs" * (modified != old_modified)
 
 
 class LooseFiles(ShardFiles):

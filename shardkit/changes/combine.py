@@ -91,7 +91,7 @@ def common_schema(shapes: Sequence[Shape]) -> Schema:
     first = shapes[0]
     for shape in shapes[1:]:
         again = "convert one of them again with the options of the other"
-        alike = "make them alike with `shardkit fields`, or convert one of them again"
+        alike = "make them equal with `shardkit fields`, or convert one of them again"
         for what, one, other, remedy in (
             ("formats", {"format": first.format}, {"format": shape.format}, again),
             ("recipes", _recipe(first), _recipe(shape), again),

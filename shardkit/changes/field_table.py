@@ -194,7 +194,7 @@ class TableValues(FieldValues):
             raise UsageError(f"{self.path}:{line}: {row}")
         key = row.get(self._key)
         if not isinstance(key, str) or not key:
-            raise UsageError(f"{self.path}:{line}: its {self._key} is {quoted(key)}, not a text")
+            raise UsageError(f"{self.path}:{line}: its {self._key} is {quoted(key)}, not text")
         return key
 
     def _values_of(self, line: int, row: Mapping[str, Any] | str) -> bytes:

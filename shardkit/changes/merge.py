@@ -106,8 +106,8 @@ def _require_same_layers(datasets: Sequence[OpenedDataset]) -> None:
         if _stored_fields(other) != _stored_fields(first):
             layered = first if other.is_store else other
             raise UsageError(
-                f"fields of {layered.path} were changed after the conversion, and those of "
-                f"{(first if layered is other else other).path} were not, or in other layers",
+                f"fields of {layered.path} were changed after the conversion, but those of "
+                f"{(first if layered is other else other).path} were not, or in different layers",
                 remedy="merge copies, as `shardkit convert dataset` makes them",
             )
 

@@ -76,8 +76,8 @@ def new_images(
     new = NewImages(replace(scan, splits=splits, problems=problems, ignored=ignored), left_out)
     if changed:
         raise UsageError(
-            f"{amount(len(changed), 'image')} of {source} with names of images in {directory} "
-            f"differ from these ({_some(changed)})",
+            f"{amount(len(changed), 'image')} of {source} with the name of an image in {directory} "
+            f"differ from it ({_some(changed)})",
             remedy="rename them, or convert everything again",
         )
     remedy = f"{setting('skip_existing', True)} leaves these out"

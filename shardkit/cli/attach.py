@@ -1,4 +1,4 @@
-"""``shardkit attach``: read archives of other programs in place."""
+"""``shardkit attach``: read archives from other programs in place."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def _kind_of(path: str) -> str:
         return DEFAULT_ATTACHED
     (first,) = certain
     if first.kind == DATASET:
-        raise UsageError(f"{path} is a dataset of shardkit", remedy="use it as it is, unattached")
+        raise UsageError(
+            f"{path} is a shardkit dataset", remedy="use it directly, without attaching it"
+        )
     if first.kind not in attachable_sources():
         raise UsageError(
             f"{path} looks like {first}, which cannot be attached;",
@@ -63,7 +65,7 @@ def _kind_of(path: str) -> str:
 
 @click.group("attach", cls=_Kinds)
 def attach_command() -> None:
-    """Read files of other programs in place: index them as a dataset.
+    """Read files from other programs in place: index them as a dataset.
 
     COMMAND is the kind of files. Without it, an existing file or folder is recognized as by
     `convert`; anything else is a pattern of tar archives.

@@ -103,7 +103,7 @@ def _title(name: str) -> str:
 def convert_command() -> None:
     """Create a dataset of shards. COMMAND is the source type.
 
-    Without one, the type is recognized, and stated: shardkit convert photos dataset --to lmdb.
+    Without one, the type is recognized and shown: shardkit convert photos dataset --to lmdb.
     """
 
 
@@ -224,7 +224,7 @@ class _Command(Command):
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:
             name = self._kind.name
-            hint = f" To convert what is called {name} here, write ./{name}"
+            hint = f" To convert a file or folder called {name}, write ./{name}"
             shown = click.UsageError(error.format_message())
             raise hinted(shown, ctx, hint * os.path.lexists(name)) from error
 

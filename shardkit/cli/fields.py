@@ -105,16 +105,16 @@ def remove_command(run: Run, *, dataset: Path, names: tuple[str, ...]) -> None:
 
 @command("undo", argument("dataset"))
 def undo_command(run: Run, *, dataset: Path) -> None:
-    """Take back the last change of the fields of DATASET, once.
+    """Undo the last change to the fields of DATASET.
 
     \b
     Example:
       shardkit fields undo dataset
     """
     changed = undo_fields(dataset)
-    text = "the last change was taken back"
+    text = "the last change was undone"
     if not changed.written:
-        text = "nothing to undo: the last change was taken back already, or there was none"
+        text = "nothing to undo: the last change was undone already, or there was none"
     _report(run, dataset, changed, text)
 
 

@@ -25,7 +25,7 @@ _COMMANDS: dict[str, dict[str, str]] = {
         "convert": "Create a dataset of shards.",
         "work": "Build shards of a planned conversion.",
         "commit": "Publish the dataset that jobs built.",
-        "attach": "Read files of other programs in place.",
+        "attach": "Read files from other programs in place.",
         "upload": "Upload a dataset to an object store.",
     },
     "Check": {
@@ -136,7 +136,7 @@ def _memory_of_libraries() -> Iterator[None]:
     expose_value=False,
     is_eager=True,
     callback=lambda context, _, wanted: _show_version(context) if wanted else None,
-    help="Show the version and whether the compiled module is used; also with --json.",
+    help="Show the version and whether the compiled module is used; --json prints both as JSON.",
 )
 def cli() -> None:
     """Convert image folders to open shards, prove every byte, and train from them repeatably.

@@ -33,7 +33,7 @@ class Output:
     HEADING: ClassVar[str] = "Output"
 
     quiet: bool = option(
-        False, help="Print only errors, findings of a failed check, and the object of --json."
+        False, help="Print only errors, findings of a failed check, and the --json object."
     )
     json: bool = option(False, help="Print the result, or the error, as one JSON object.")
 

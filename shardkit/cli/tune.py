@@ -68,8 +68,8 @@ class MoreOptions(Options):
 
     memory: int | None = command_option(
         None,
-        help="Memory for --batch-size auto, such as 4GiB: of the device, or main memory without "
-        "one.",
+        help="Memory for --batch-size auto, such as 4GiB: the device's, or main memory without a "
+        "device.",
         metavar="SIZE",
         callback=byte_size,
         type=str,

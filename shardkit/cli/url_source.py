@@ -57,7 +57,7 @@ def require_root(source: Path, root: str | None) -> None:
     """Require the folder of a list's images if the list is a URL, since only the list is copied."""
     if as_url(source) is not None and root is None and not _with_root(source)[2]:
         raise UsageError(
-            f"of {as_url(source)}, only the table is copied;",
+            f"only the table itself is copied from {as_url(source)};",
             remedy="name the folder of its images: --root DIR",
         )
 

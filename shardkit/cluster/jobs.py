@@ -480,7 +480,7 @@ def _plan(value: Any, target: Path) -> Plan:
     for split in value["splits"]:
         texts = (split["name"], split["source"]["name"], *value["software"].values())
         if not all(type(text) is str for text in texts):
-            raise TypeError("a name is not a text")
+            raise TypeError("a name is not text")
         if split["name"] and len(parts_of(split["name"])) > 1:
             raise ValueError("a split is not a folder name")
         images[split["name"]] = Images(

@@ -153,7 +153,7 @@ class WorkOptions:
             raise UsageError(f"{setting('take_over')} requires {setting('claim')}")
         if self.task is not None and self.claim:
             raise UsageError(
-                f"{setting('task')} and {setting('claim')} exclude each other", remedy="choose one"
+                f"{setting('task')} and {setting('claim')} cannot be combined", remedy="choose one"
             )
 
 

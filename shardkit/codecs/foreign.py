@@ -164,11 +164,11 @@ def refuse_unread(file: BinaryIO) -> None:
     what = ("camera " * name.startswith("raw") + name).replace("_", " ")
     if extra := _EXTRAS.get(name):
         raise UnreadImage(
-            f"it is a file of the type {what}, which needs an extra",
+            f"it is a {what} file, which needs an extra",
             remedy=f"pip install 'shardkit[{extra.name}]'",
         )
     raise UnreadImage(
-        f"it is a file of the type {what}, which shardkit does not read",
+        f"it is a {what} file, which shardkit does not read",
         remedy="convert it to JPEG, PNG or TIFF first",
     )
 

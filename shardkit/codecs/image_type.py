@@ -43,7 +43,7 @@ class ImageType:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
-            raise ValueError(f"an image cannot be of {self.dtype}; use {', '.join(DTYPES)}")
+            raise ValueError(f"an image cannot be {self.dtype}; use {', '.join(DTYPES)}")
         if not 1 <= self.channels <= MOST_CHANNELS:
             raise ValueError(f"an image has 1 to {MOST_CHANNELS} channels, not {self.channels}")
 

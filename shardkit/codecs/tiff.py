@@ -48,7 +48,7 @@ def decode_tiff(data: bytes | memoryview) -> npt.NDArray[Any] | None:
         raise BadImage("it has no page but reduced versions and masks")
     if len({(page.width, page.height, page.dtype) for page in pages}) > 1:
         raise BadImage(
-            f"its {len(pages)} pages differ in size or type", remedy="convert each by itself"
+            f"its {len(pages)} pages differ in size or type", remedy="convert each separately"
         )
     check_tiff_size(pages, len(data))
     if len(pages) == 1 and (pages[0].photometric in _CONVERTED or pages[0].bits == 1):

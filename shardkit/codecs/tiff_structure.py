@@ -154,7 +154,7 @@ def _read_page(data: memoryview, layout: _Layout, at: int, most: int) -> tuple[T
         if size > inline:
             (offset,) = _unpack(layout.offset, data, offset)
         if offset + size > len(data):
-            raise BadImage(f"its tag {tag} is outside the file")
+            raise BadImage(f"its tag {tag} points outside the file")
         if tag in _NUMBERS:
             if kind not in _INTEGERS or not count:
                 raise BadImage(f"its tag {tag} is not an integer")

@@ -123,7 +123,7 @@ def decode_gray(
         kind = ImageType.of(pixels)
         if kind.dtype not in ("uint8", "uint16") or kind.channels not in (1, 3):
             raise BadImage(
-                f"it is of {kind}, which has no gray image of 8 bits",
+                f"it is {kind}, which has no 8-bit gray image",
                 remedy=f"use {setting('pixels', 'keep')}",
             )
         narrow = (pixels >> 8 if kind.dtype == "uint16" else pixels).astype(np.uint8)
@@ -255,7 +255,7 @@ def _require_kept(info: ImageInfo, field: str, wanted: ImageType | None) -> None
     if wanted is None:
         raise _not_rgb(info)
     if info.pixels != wanted:
-        raise BadImage(f"it is of {info.pixels}; the first image is of {wanted}")
+        raise BadImage(f"it is {info.pixels}; the first image is {wanted}")
 
 
 def _require_gray(info: ImageInfo, field: str, wanted: ImageType | None) -> None:

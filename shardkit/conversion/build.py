@@ -99,7 +99,7 @@ class ShardTask(Task):
         ]
         if differ:
             raise UsageError(
-                f"{socket.gethostname()} would write other bytes: {'; '.join(differ)}",
+                f"{socket.gethostname()} would write different bytes: {'; '.join(differ)}",
                 remedy="Install the planned versions there.",
             )
 
@@ -405,8 +405,8 @@ def _compare(written: _WrittenPart) -> IndexPart:
         for key, checksum in zip(keys, checksums, strict=True):
             if checksum != next(expected, None):
                 raise ConversionFailed(
-                    f"{written.path} reads back other than it was written, at record {key!r}: "
-                    "the memory of this machine is faulty, or a library in it"
+                    f"{written.path} differs from what was written, at record {key!r}: the memory "
+                    "of this machine, or a library, is faulty"
                 )
 
     return index_shard(get_format(written.format), written.path, compare, written.part)

@@ -97,7 +97,7 @@ class Asked:
         stated = Recipe(**vars(self.images))
         if recipe is not None and (given := changed(stated)):
             raise UsageError(
-                f"recipe and {', '.join(given)} exclude each other", remedy="choose one"
+                f"recipe and {', '.join(given)} cannot be combined", remedy="choose one"
             )
         options = replace(self.shards, recipe=recipe or stated)
         opened = open_given(

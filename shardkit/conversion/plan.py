@@ -97,10 +97,10 @@ class ConvertOptions:
         get_format(self.to)
         require_integer("seed", self.seed)
         if self.shard_bytes < 1:
-            raise UsageError(f"shard size {self.shard_bytes} is not at least one byte")
+            raise UsageError(f"the shard size must be at least one byte, not {self.shard_bytes}")
         if self.shard_samples is not None and self.shard_bytes != DEFAULT_SHARD_BYTES:
             raise UsageError(
-                f"{setting('shard_size')} and {setting('shard_samples')} exclude each other",
+                f"{setting('shard_size')} and {setting('shard_samples')} cannot be combined",
                 remedy="choose one",
             )
 

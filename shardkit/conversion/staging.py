@@ -324,7 +324,7 @@ class StagingDirectory:
                 # After a power cut, a file may have both names.
                 if not os.path.samestat(there, status_of(self.target, f"{DATASET}/{name}")):
                     raise UsageError(
-                        f"{self.target / name} is not of the dataset that is being replaced",
+                        f"{self.target / name} is not part of the dataset that is being replaced",
                         remedy="Move it to another folder, and rerun.",
                     )
 

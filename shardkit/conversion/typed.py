@@ -50,8 +50,8 @@ def plan_typed(scan: Scan, recipe: Recipe, sources: Iterable[Images]) -> tuple[S
     for name, kind in kinds.items():
         if recipe.encode == "png" and not kind.is_held_by("png"):
             raise UsageError(
-                f"{setting('encode', 'png')} holds uint8 and uint16 of 1 to 4 channels, and "
-                f"{name} is of {kind}",
+                f"{setting('encode', 'png')} stores uint8 and uint16 of 1 to 4 channels, but "
+                f"{name} is {kind}",
                 remedy=f"use {setting('encode', 'keep')} or 'raw'",
             )
     scan = replace(scan, fields={**scan.schema, **fields}, understood={**scan.understood, **words})

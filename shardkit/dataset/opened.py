@@ -315,7 +315,7 @@ class _LayerStore(OpenedDataset):
 def _layer_fault(manifest: Manifest, layer: Layer, whole: Manifest) -> str:
     """Return why a manifest is not that of a layer of a dataset, or ""."""
     if manifest.digest != layer.digest:
-        return "its manifest is another one"
+        return "its manifest differs"
     if (
         manifest.layers
         or manifest.archives is not None

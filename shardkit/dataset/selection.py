@@ -181,7 +181,7 @@ class Listed(NamedTuple):
         if unknown:
             some = ", ".join(map(quoted, unknown[:3])) + " ..." * (len(unknown) > 3)
             raise UsageError(
-                f"{self.where}: {len(unknown):,} of {len(self.names):,} lines name nothing in "
+                f"{self.where}: {len(unknown):,} of {len(self.names):,} lines match nothing in "
                 f"{location}: {some}"
             )
 

@@ -304,7 +304,7 @@ class ShardSet:
         for name, data in record.fields.items():
             size = self._sizes.get(name, self._raw_bytes if is_raw(name) else len(data))
             if len(data) != size:
-                return f"{name} has {len(data)} bytes, its shape in the manifest {size}"
+                return f"{name} has {len(data)} bytes, but {size} by its shape in the manifest"
         return ""
 
     @cached_property

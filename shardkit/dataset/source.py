@@ -382,11 +382,11 @@ def _recognize(seen: Overview) -> Iterator[Recognition]:
 SOURCE = SourceKind(
     name=DatasetSource.kind,
     title="Copy, select or re-encode a shardkit dataset.",
-    help="""Convert a shardkit dataset to another one in DST: in another format, with other
-    shards, a subset, or with other images.
+    help="""Convert a shardkit dataset to another one in DST: with another format or shard
+    size, a subset, or re-encoded images.
 
     SRC is the dataset, or a directory of splits. Without options for images, records are stored
-    unchanged and in their order, so DST has the content digest of SRC. Each record is compared with
+    unchanged and in order, so DST has the content digest of SRC. Each record is compared with
     its checksums; a damaged one is a bad file.
 
     \b

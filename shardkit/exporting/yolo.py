@@ -38,7 +38,7 @@ def write_yolo(exporting: Exporting, output: OutputFolder) -> None:
     if wrong or "boxes" not in fields or not fields["boxes"].classes:
         raise UsageError(
             f"{exporting.shards.directory} has the fields {name_list(exporting.shards.schema)}: "
-            "labels of YOLO hold boxes with classes, and perhaps keypoints and polygons;",
+            "YOLO labels hold boxes with classes, and perhaps keypoints and polygons;",
             remedy=f"use {setting('layout', 'csv')}, or `shardkit fields remove` for others",
         )
     dataset = exporting.shards.dataset
@@ -98,7 +98,7 @@ def _rows(fields: dict[str, Field], record: Record, info: ImageInfo) -> Iterator
                 "it has not all keypoints of each box" if is_inside else "a box is outside of it"
             )
             raise UsageError(
-                f"{quoted(record.meta['path'])}: {problem}, which labels of YOLO do not hold;",
+                f"{quoted(record.meta['path'])}: {problem}, which YOLO labels cannot express;",
                 remedy=f"use {setting('layout', 'csv')}",
             )
         yield [str(int(box[4])), *map(_plain, numbers)]

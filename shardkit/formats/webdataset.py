@@ -117,7 +117,7 @@ def encode(records: Sequence[Record], spec: ShardSpec) -> list[bytes]:
 def _members(record: Record, spec: ShardSpec) -> Iterator[bytes]:
     name = record.key.rpartition("/")[2]
     if not record.fields or "\0" in record.key or not name or "." in name:
-        raise ValueError(f"WebDataset has no place for the record {quoted(record.key)}")
+        raise ValueError(f"WebDataset cannot store the record {quoted(record.key)}")
     for field, value in stored_fields(record, spec):
         yield from _member(f"{record.key}.{field}", value)
 

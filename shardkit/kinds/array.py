@@ -43,7 +43,7 @@ class _Array(Kind):
         array = np.asanyarray(array)
         dtype = Field("array", _dtype(array)).dtype
         if field.dtype is not None and dtype != field.dtype:
-            raise ValueError(f"it is of {dtype}; the schema states {field.dtype}")
+            raise ValueError(f"it is {dtype}; the schema states {field.dtype}")
         if field.shape is not None and array.shape != field.shape:
             raise ValueError(f"it has the shape {array.shape}; the schema states {field.shape}")
         values = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
@@ -64,7 +64,7 @@ class _Array(Kind):
         except ValueError as error:
             return f"it is not an array: {shortened(str(error), _LONGEST_REASON)}"
         if field.dtype is not None and dtype != field.values:
-            return f"it is of {dtype}; the schema states {field.dtype}"
+            return f"it is {dtype}; the schema states {field.dtype}"
         return ""
 
     def feature(self, field: Field) -> dict[str, Any]:

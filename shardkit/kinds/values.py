@@ -65,7 +65,7 @@ def class_number(field: Field, value: Any) -> int:
         raise TypeError(f"it is not a label: {shortened(str(value), 40)}")
     label = int(number.reshape(()))
     if not 0 <= label < len(classes):
-        raise ValueError(f"the label {label} is not from 0 to {len(classes) - 1}")
+        raise ValueError(f"the label {label} is not between 0 and {len(classes) - 1}")
     return label
 
 

@@ -86,8 +86,8 @@ class BucketSizes:
         """
         if not all(type(value) is int and value > 0 for value in (area, step)) or not ratio >= 1:
             raise UsageError(
-                f"by_area({area!r}, step={step!r}, ratio={ratio!r}): area and step are numbers of "
-                "pixels, and ratio is a number of at least 1"
+                f"by_area({area!r}, step={step!r}, ratio={ratio!r}): area and step must be numbers "
+                "of pixels, and ratio at least 1"
             )
         sizes = set()
         for short in range(step, min(int(area**0.5), MOST_SIDE) + 1, step):

@@ -208,14 +208,14 @@ def _image_sizes(dataset: Any) -> Positions:
         return np.concatenate([_image_sizes(inner) for inner in dataset.datasets])
     if not isinstance(dataset, ShardDataset):
         raise UsageError(
-            f"Buckets needs the size of every image, and {type(dataset).__name__} is no dataset "
-            "of shardkit",
+            f"Buckets needs the size of every image, and {type(dataset).__name__} is not a "
+            "shardkit dataset",
             remedy="open a path with shardkit.open_dataset",
         )
     if dataset.manifest.raw_shape is not None:
         height, width, _ = dataset.manifest.raw_shape
         raise UsageError(
-            f"{dataset.path} has raw pixels of one size, {height}x{width}, and so one bucket",
+            f"{dataset.path} has raw pixels, all of {height}x{width}, so there is only one bucket",
             remedy="convert it without --encode raw",
         )
     sizes = _sizes_in_index(dataset)

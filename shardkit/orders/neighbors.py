@@ -41,7 +41,7 @@ class Neighbors:
             _require_all(name, _missing(column), describe)
         values = np.ma.getdata(order)
         if strict and values.dtype.kind not in "iu":
-            raise UsageError("strict=True counts gaps in integers, and the order has other values")
+            raise UsageError("strict=True needs integers in the order")
         codes = _codes(episodes)
         ranks = _codes(order)
         rows = np.lexsort((ranks, codes))

@@ -81,8 +81,8 @@ class SampledOrder(Order):
             drawn = _integers(rows)
             if drawn is None or len(drawn) != self.size or not self._has(drawn):
                 raise UsageError(
-                    f"sampler= must give {self.size} integers from 0 to {self.of - 1}, "
-                    "according to its length and the dataset's"
+                    f"sampler= must yield {self.size} integers, its length, from 0 to "
+                    f"{self.of - 1}, the last row of the dataset"
                 )
             self._latest.clear()
             self._latest[epoch] = drawn

@@ -152,7 +152,7 @@ class Mixture(OrderSampler):
         count_by_id = dict(zip(map(id, self._datasets), self._counts, strict=True))
         if sorted(map(id, datasets)) != sorted(count_by_id):
             raise UsageError(
-                "sampler=Mixture(...) reads other datasets than make_loader's",
+                "sampler=Mixture(...) and make_loader have different datasets",
                 remedy="pass the mixture's own, as in make_loader(mixture.dataset, 64, "
                 "sampler=mixture)",
             )

@@ -73,8 +73,8 @@ class Windows(RowWindows):
             numbers = all(isinstance(n, int) and abs(n) <= _FARTHEST for n in frames[name])
             if not numbers or not 1 <= len(frames[name]) <= _MOST_FRAMES:
                 raise UsageError(
-                    f"Windows(fields={{{name!r}: {str(offsets)[:40]}}}): offsets are 1 to "
-                    f"{_MOST_FRAMES:,} numbers of frames of at most {_FARTHEST:,}, such as "
+                    f"Windows(fields={{{name!r}: {str(offsets)[:40]}}}): offsets must be "
+                    f"1 to {_MOST_FRAMES:,} integers of at most {_FARTHEST:,}, such as "
                     "(-2, -1, 0) or range(16)"
                 )
         object.__setattr__(self, "fields", frames)

@@ -83,7 +83,7 @@ class BucketFolder(SourceFolder):
         if isinstance(answer, bytes):
             return answer
         if answer == whole.GONE:
-            raise BadImage("it cannot be read: the store does not have it any more")
+            raise BadImage("it cannot be read: it is no longer in the store")
         raise BadImage(CHANGED)
 
     def ahead(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:

@@ -417,7 +417,7 @@ def reason_of(error: Exception) -> str:
             f"{_ISSUERS} to a file with the issuer's certificate"
         )
     if "redirect" in text:
-        return "it redirects to an unencrypted URL, or without an end"
+        return "it redirects to an unencrypted URL, or endlessly"
     status = re.search(r"status code: ([0-9]{3}[A-Za-z ]{0,40})", text)
     code = re.search(r"<Code>([A-Za-z0-9]{1,60})</Code>", text)
     if status or code:

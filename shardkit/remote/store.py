@@ -82,7 +82,7 @@ class Store(ABC):
             if len(data) == end - start:
                 return data
         fault = f"ends at byte {start + len(data)}" if data else f"ends before byte {start}"
-        raise CorruptShard(f"{self.url}/{name} {fault}, too early")
+        raise CorruptShard(f"{self.url}/{name} {fault}, which is too early")
 
     def get(self, name: str, most: int) -> bytes | None:
         """Return the content of an object of at most ``most`` bytes; None if it does not exist."""

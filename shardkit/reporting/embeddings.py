@@ -141,16 +141,16 @@ def _values_of(part: Part, name: str) -> int:
     schema = part.shards.schema
     usable = [key for key, field in schema.items() if field.is_uniform and _is_float(field.dtype)]
     if name not in usable:
-        why = "does not exist"
+        why = f"there is no field {name!r}"
         verb = "add"
         if name in schema:
-            why = f"is of the kind {schema[name]}"
+            why = f"the field {name!r} is of the kind {schema[name]}"
             verb = "replace"
         others = f"; {part.name} has {name_list(usable)}" if usable else ""
         raise UsageError(
-            f"{part.name}: the field {name!r} {why}, but embeddings are arrays of floats, all of "
-            f"one shape{others}. `shardkit fields {verb}` makes these of .npy files, and of a "
-            f"column of lists in a table: --field {name}=COLUMN:array."
+            f"{part.name}: {why}; embeddings must be arrays of floats, all of one shape{others}. "
+            f"`shardkit fields {verb}` makes these from .npy files, or a column of lists in a "
+            f"table: --field {name}=COLUMN:array."
         )
     return math.prod(schema[name].shape or ())
 

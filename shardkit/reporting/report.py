@@ -280,7 +280,7 @@ def report(
     if not directories:
         raise UsageError("name at least one dataset to report on")
     if not 0 <= distance <= 16:
-        raise UsageError(f"distance={distance} is not from 0 to 16 bits")
+        raise UsageError(f"distance={distance} is not between 0 and 16 bits")
     images = Collection(directories, workers=workers, on_progress=on_progress)
     by_embedding = [] if embedding is None else find_by_embedding(images, embedding)
     mean, std = channel_statistics(images)

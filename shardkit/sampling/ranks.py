@@ -56,7 +56,7 @@ class Rank:
                 raise UsageError(f"{setting(name, value)} is not an integer")
         if not 0 <= self.rank < self.world_size:
             raise UsageError(
-                f"rank={self.rank} is not from 0 to world_size - 1 (world_size={self.world_size})"
+                f"rank={self.rank} must be below world_size={self.world_size}, and at least 0"
             )
 
     def resolved(self, group: tuple[int, int] | None) -> ResolvedRank:

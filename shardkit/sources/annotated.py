@@ -142,13 +142,13 @@ class AnnotatedSource(NamedSource):
             return rule == UPRIGHT
         if stated not in (stored, info.upright):
             raise BadImage(
-                f"its annotations are of {stated[0]} x {stated[1]} pixels, but it has "
+                f"its annotations are for {stated[0]} x {stated[1]} pixels, but it has "
                 f"{stored[0]} x {stored[1]}"
             )
         shows = STORED if stated == stored else UPRIGHT
         if rule not in (None, shows):
             raise BadImage(
-                f"its annotations are of {stated[0]} x {stated[1]} pixels, the {shows} picture, "
+                f"its annotations are for {stated[0]} x {stated[1]} pixels, the {shows} picture, "
                 f"but those of the dataset refer to the {rule} one (annotated={rule!r})"
             )
         return shows == UPRIGHT

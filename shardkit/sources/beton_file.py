@@ -121,10 +121,10 @@ def parse_beton(view: OpenedFile) -> Beton:
     """
     head = view.read(0, _HEADER.size)
     if len(head) < _HEADER.size:
-        raise BadImage(f"it has {len(head)} bytes, too few for a file of FFCV")
+        raise BadImage(f"it has {len(head)} bytes, too few for an FFCV file")
     version, count, _, rows, table = _HEADER.unpack(head)
     if version != _VERSION or not 0 < count <= _MOST_FIELDS:
-        raise BadImage(f"it is not a file of FFCV's version {_VERSION}: it states {version}")
+        raise BadImage(f"it is not an FFCV file of version {_VERSION}: it states {version}")
     if not table:
         raise BadImage(
             "FFCV did not finish it, so it has no table of allocations", remedy="write it again"

@@ -418,10 +418,10 @@ SOURCE = SourceKind(
     name=Coco.kind,
     title="Convert images with COCO annotations.",
     help="""Convert the images of the COCO file SRC, with their annotations, to a dataset in DST.
-    Of a folder SRC, the file of each split is read.
+    If SRC is a folder, the file of each split is read.
 
     Boxes become left, top, right and bottom, with the position of their category, sorted by ID.
-    Keypoints are kept, and all entries of an image as JSON, with its segmentation or captions.
+    Keypoints are kept. So are all entries of an image, as JSON, with its segmentation or captions.
     File names are relative to --root and must stay below it. Boxes refer to the stored pixels,
     as in COCO; --orient turns both. For verify and repair, give a root folder elsewhere as
     SRC@ROOT.

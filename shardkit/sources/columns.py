@@ -72,7 +72,7 @@ def one_hot(rows: npt.NDArray[Any], where: str) -> list[Value]:
     bad = ~(((rows == 0) | (rows == 1)).all(1) & (rows.sum(1) == 1))
     if bad.any():
         raise BadImage(
-            f"a row of {where} is {quoted(rows[bad.argmax()].tolist())}, not 0 but for one 1",
+            f"a row of {where} is {quoted(rows[bad.argmax()].tolist())}, not zeros and a single 1",
             remedy=f"keep it as an array with {setting('keep', where)} and "
             f"{setting('label', 'none')}",
         )
@@ -413,7 +413,9 @@ class Columns:
                 f"{setting('keep', 'none')}",
             )
         if kept.pointer is not None and column.holds not in PARSED:
-            raise UsageError(f"{setting('keep', str(kept))}: only JSON has parts, not {column}")
+            raise UsageError(
+                f"{setting('keep', str(kept))}: only JSON has parts, and this column is {column}"
+            )
         if kept.pointer is None and kept.kind in (None, column.field.kind):
             return column.field
         field = kept.field(column.field.kind)

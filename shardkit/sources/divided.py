@@ -184,8 +184,7 @@ class Divided(Wrapper):
         self._require_whole(scan)
         if self._division.stratify and (scan.classes is None or not scan.known):
             raise UsageError(
-                f"{setting('stratify', True)} needs labels, and {self} states none before it is "
-                "read"
+                f"{setting('stratify', True)} needs labels, and {self} has none before it is read"
             )
         sides = self._divide(scan.splits[""].entries)
         if not self._may_be_empty:
@@ -283,7 +282,7 @@ class Divided(Wrapper):
             )
         if lacking:
             raise UsageError(
-                f"{setting('group', group)}: {self} states no such number or text for its "
+                f"{setting('group', group)}: {self} has no such number or text for its "
                 f"images. {self._other_way(group)} divide the dataset: "
                 f"{as_command('split', '--group', group)}"
             )

@@ -38,7 +38,7 @@ _CHANNELS = 3
 
 
 class Ffcv(ColumnSource, AttachableSource):
-    """A file of FFCV, read without its package; nothing is unpickled.
+    """An FFCV file, read without its package; nothing is unpickled.
 
     JPEGs keep their bytes, raw pixels become PNG files.
     """
@@ -53,7 +53,7 @@ class Ffcv(ColumnSource, AttachableSource):
         if len(inputs.paths) > 1:
             raise UsageError(
                 f"{path} names {len(inputs.paths)} files",
-                remedy=f"convert each by itself, such as {inputs.paths[0]}, and merge "
+                remedy=f"convert each separately, such as {inputs.paths[0]}, and merge "
                 "those of one split with `shardkit merge`",
             )
         with refusing(inputs.paths[0]), reading(inputs.paths[0]) as view:
@@ -273,8 +273,8 @@ def _in_words(modes: Counter[tuple[int, ...]]) -> str:
 
 SOURCE = SourceKind(
     name=Ffcv.kind,
-    title="Convert files of FFCV (.beton).",
-    help="""Convert a file of FFCV to a dataset in DST.
+    title="Convert FFCV files (.beton).",
+    help="""Convert an FFCV file to a dataset in DST.
 
     SRC is a .beton file of version 2, as FFCV 1.0 writes it; FFCV is not needed. JPEGs keep their
     bytes. Raw pixels become PNG files; --encode raw stores plain pixels. Numbers, JSON, bytes and
@@ -289,8 +289,8 @@ SOURCE = SourceKind(
     options=ColumnOptions,
     of_files=True,
     attaching=Attaching(
-        title="A file of FFCV (.beton).",
-        help="""Index the images in a file of FFCV where they are, as a dataset in INDEX_DIR.
+        title="An FFCV file (.beton).",
+        help="""Index the images in an FFCV file where they are, as a dataset in INDEX_DIR.
 
         ARCHIVES is the .beton file. Its images must all be JPEGs, or all raw pixels of one size.
 

@@ -1,4 +1,4 @@
-"""HDF5 files of other programs as a source."""
+"""HDF5 files from other programs as a source."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _in_sibling(
     if len(inputs.paths) > 1:
         raise UsageError(
             f"{setting('label', label)} is in one file, but images are in {len(inputs.paths)}",
-            remedy="convert each by itself",
+            remedy="convert each file separately",
         )
     if os.path.dirname(file) and os.path.abspath(os.path.dirname(file)) not in others:
         raise UsageError(f"{file} is not in the folder of {inputs.paths[0]}")
@@ -368,15 +368,15 @@ def _recognize(seen: Overview) -> Iterator[Recognition]:
 
 SOURCE = SourceKind(
     name=Hdf5.kind,
-    title="Convert HDF5 files of other programs.",
+    title="Convert HDF5 files from other programs.",
     help="""Convert a dataset of images in HDF5 files to a dataset in DST.
 
     SRC is a file, a folder of .h5, .hdf5 or .mat files (MATLAB 7.3), or quoted names with
     {000..999}, * or ?. The images are arrays (uint8, which become PNG files), or bytes of
     encoded images. h5py reads them, in a separate process, so that a damaged file cannot crash the
     conversion. Links to other files are not followed. x_train, y_train, x_test and y_test in one
-    file become splits. If each dataset is one image, its group is the class; --image '*/image'
-    --label '*/label' names datasets of images and of their labels.
+    file become splits. If each image is a dataset of its own, its group is the class; --image
+    '*/image' --label '*/label' names the datasets of images and labels.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""HDF5 files of other programs with one dataset for each image, as a source."""
+"""HDF5 files from other programs with one dataset for each image, as a source."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Hdf5Options(ColumnOptions):
         ColumnOptions,
         "keep",
         help="More datasets to keep, such as age,mask=masks:mask,boxes=train/boxes:boxes. "
-        "Files may lack those with ?.",
+        "A field with ? may be missing.",
         metavar="[NAME=]DATASET[:KIND][?],...",
         shown="none",
     )

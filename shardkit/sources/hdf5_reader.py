@@ -1,4 +1,4 @@
-"""Rows of other programs' HDF5 files; runs in the child of `library_process`."""
+"""Rows from other programs' HDF5 files; runs in the child of `library_process`."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class FolderOptions(SourceOptions):
     )
     classes: bool = option(
         False,
-        help="Take the folders as they are, also where another kind of source recognizes them.",
+        help="Use the folders as classes, even if another kind of source recognizes them.",
         stored="",
     )
 
@@ -371,8 +371,8 @@ def _require_distinct(splits: Mapping[str, Iterable[str]], classes: Sequence[str
             other = first.setdefault(_as_seen(name), folder)
             if other.rpartition("/")[2] != name:
                 raise UsageError(
-                    f"the class folders {other!a} and {folder!a} differ only in the spelling of "
-                    "their name",
+                    f"the names of the class folders {other!a} and {folder!a} differ only in case "
+                    "or Unicode form",
                     remedy=f"rename one, or list both in a file for {setting('class_order')} if "
                     "they are two classes",
                 )

@@ -137,7 +137,7 @@ class LabelValues:
             return [plain[text] if text not in missing - listed else None for text in self._codes]
         if fractions and fractions == texts:
             raise UsageError(
-                f"the labels are numbers, but not integers ({self._listed(values, texts)})",
+                f"the labels are numbers, but not integers: {self._listed(values, texts)}",
                 remedy=f"keep them as a field with {setting('keep')}, {_OR_NAMES}",
             )
         texts -= fractions
@@ -145,7 +145,7 @@ class LabelValues:
             are_names = self._images(values, texts) > self._images(values, numbers)
             odd = self._listed(values, numbers if are_names else texts)
             raise UsageError(
-                f"the labels are {'names' if are_names else 'numbers'}, but for {odd}",
+                f"the labels are {'names' if are_names else 'numbers'}, except {odd}",
                 remedy=f"correct these or leave them empty, {_OR_NAMES}",
             )
         minus = {text for text in missing if _plain(text) == "-1"}
@@ -153,7 +153,7 @@ class LabelValues:
             count = sum(self._counts[self._codes[text]] for text in minus)
             raise UsageError(
                 f"{amount(self._images(values, numbers), 'image')} have the label 1, and "
-                f"{count:,} the label -1, which may be a class, or stand for a missing label",
+                f"{count:,} the label -1, which may be a class or mean a missing label",
                 remedy=f"choose with a file for {setting('classes')}: with the lines -1 and 1, "
                 "both are classes; with the lines 0 and 1, -1 is missing",
             )
@@ -168,10 +168,10 @@ class LabelValues:
         shown = [text for text, value in zip(self._codes, values, strict=True) if value in some]
         more = " ..." if len(shown) > _SHOWN else ""
         count = amount(self._images(values, some), "image")
-        return f"{', '.join(map(quoted, shown[:_SHOWN]))}{more} of {count}"
+        return f"{', '.join(map(quoted, shown[:_SHOWN]))}{more} ({count})"
 
 
-_OR_NAMES = f"or make all labels names: list them in a file for {setting('classes')}"
+_OR_NAMES = f"or, to make all labels names, list them in a file for {setting('classes')}"
 
 
 class Labels(NamedTuple):
@@ -207,7 +207,7 @@ def _named(numbers: Sequence[int], names: Sequence[str] | None) -> list[str]:
     high = numbers[-1]
     if low < 0:
         raise UsageError(
-            f"the label {low} is negative: only -1 stands for a missing label;",
+            f"the label {low} is negative: only -1 means a missing label;",
             remedy=f"keep numbers as a field with {setting('keep')}, without labels",
         )
     if names is not None and high >= len(names):
@@ -252,7 +252,7 @@ def label_of(value: object, where: str) -> Value:
         if not _LIST.match(value):
             return value
         raise BadImage(
-            f"its label at {where} is {quoted(value)}, a list; tables take several, with "
+            f"its label at {where} is {quoted(value)}, a list; for several labels, use "
             f"{setting('labels')}"
         )
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -260,7 +260,7 @@ def label_of(value: object, where: str) -> Value:
     if isinstance(value, float):
         return str(value)
     if not isinstance(value, int):
-        raise BadImage(f"its label at {where} is {quoted(value)}, neither an integer nor a text")
+        raise BadImage(f"its label at {where} is {quoted(value)}, neither an integer nor text")
     return int(value)
 
 
@@ -268,7 +268,7 @@ def checked_label(value: object, where: str) -> Value:
     """Return a label of several, such as a box's; BadImage if missing, or as for `label_of`."""
     label = label_of(value, where)
     if label == "" or isinstance(value, bool):
-        raise BadImage(f"its label at {where} is {quoted(value)}, neither an integer nor a text")
+        raise BadImage(f"its label at {where} is {quoted(value)}, neither an integer nor text")
     return label
 
 

@@ -1,4 +1,4 @@
-"""LMDB environments of other programs as a source."""
+"""LMDB environments from other programs as a source."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ class Lmdb(ListedSource, AttachableSource):
 
 SOURCE = SourceKind(
     name=Lmdb.kind,
-    title="Convert LMDB environments of other programs.",
+    title="Convert LMDB environments from other programs.",
     help="""Convert the images in an LMDB environment to a dataset in DST.
 
     SRC is the folder of data.mdb, or the file. The library lmdb reads it, in a separate process, so

@@ -1,4 +1,4 @@
-"""Rows of other programs' LMDB environments; runs in the child of `library_process`."""
+"""Rows from other programs' LMDB environments; runs in the child of `library_process`."""
 
 from __future__ import annotations
 

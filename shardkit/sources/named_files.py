@@ -93,7 +93,7 @@ class NamedSource(ListedSource):
             if os.path.isfile(self.root):
                 raise UsageError(
                     f"{self.root} is not a folder{' or zip archive' * self.reads_zip} with images",
-                    remedy="unpack it, and name that",
+                    remedy="unpack it, and give the folder",
                 )
             raise UsageError(f"the folder {self.root} with the images does not exist")
         super().__init__(text, options)
@@ -318,7 +318,7 @@ class Names:
     def find(self, name: object) -> Found:
         """Return a file by its name in the list; BadImage if it is not below the folder."""
         if not isinstance(name, str) or not name:
-            raise BadImage("it has no file name that is a text" if name else "it has no file name")
+            raise BadImage("it has no file name that is text" if name else "it has no file name")
         found = self.status(name[2:] if name.startswith("./") else name)
         self._used.add(found.name)
         return found

@@ -222,7 +222,7 @@ class NpyArrays(ListedSource):
             if array.fortran:
                 raise BadImage(f"{name} is in Fortran order", remedy="save np.ascontiguousarray(x)")
             if len(array.shape) == 1:
-                raise BadImage(f"{name} has a number in each row", remedy="save x.reshape(-1, 1)")
+                raise BadImage(f"{name} has only a number per row", remedy="save x.reshape(-1, 1)")
             require_intact(path, _member(path, name))
         require_rows(path, rows)
         self.schema = _schema({n: a._replace(shape=a.shape[1:]) for n, a in arrays.items()})
@@ -286,7 +286,7 @@ class NpyArrays(ListedSource):
         for name, field in schema.items():
             first = self.schema[name]
             if field.dtype != first.dtype:
-                raise BadImage(f"{name} is of {field.dtype}; the first file's is of {first.dtype}")
+                raise BadImage(f"{name} is {field.dtype}; the first file's is {first.dtype}")
         self.schema = {
             name: first if first.shape == schema[name].shape else Field("array", first.dtype)
             for name, first in self.schema.items()
@@ -343,7 +343,7 @@ def _labels_in(path: str) -> dict[str, Value]:
             raise UsageError(f"{path}:{line}: {row}")
         name = row.get(_FILE)
         if not isinstance(name, str) or name in labels:
-            raise UsageError(f"{path}:{line}: {_FILE} is {quoted(name)}, no name or there before")
+            raise UsageError(f"{path}:{line}: {_FILE} is {quoted(name)}, not a new file name")
         try:
             labels[name] = label_of(row.get(_LABEL), _LABEL)
         except BadImage as error:

@@ -139,7 +139,7 @@ def _compare(view: OpenedFile | _Bytes, member: str, crc: int) -> None:
     for offset in range(0, view.size, _CHUNK):
         actual = zlib.crc32(view.read(offset, _CHUNK), actual)
     if actual != crc:
-        raise BadImage(f"the CRC-32 of {member} is not the one that the archive states")
+        raise BadImage(f"the CRC-32 of {member} does not match the archive's")
 
 
 @contextmanager

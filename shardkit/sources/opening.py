@@ -63,10 +63,10 @@ class DivisionOptions:
     HEADING: ClassVar[str] = "Division"
 
     val: float = option(
-        0.0, help="Fraction of images for a split val, such as 0.1.", metavar="FRACTION"
+        0.0, help="Fraction of images for the split val, such as 0.1.", metavar="FRACTION"
     )
-    test: float = option(0.0, help="Fraction of images for a split test.", metavar="FRACTION")
-    stratify: bool = option(False, help="Divide each class by itself, in exact fractions.")
+    test: float = option(0.0, help="Fraction of images for the split test.", metavar="FRACTION")
+    stratify: bool = option(False, help="Divide each class separately, in exact fractions.")
     group: str | None = option(
         None,
         help="Keep images of one folder, or with one value in a column, in one split.",
@@ -91,7 +91,7 @@ class Exclusion:
     def __post_init__(self) -> None:
         if not isinstance(self.exclude, (str, Path, Sequence)):
             raise UsageError(
-                f"{setting('exclude', self.exclude)} is not a path, nor a list of paths"
+                f"{setting('exclude', self.exclude)} is neither a path nor a list of paths"
             )
 
 

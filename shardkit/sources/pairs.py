@@ -51,21 +51,21 @@ class PairsOptions(AnnotatedOptions):
     masks: str | None = option(
         None,
         help="Folders of masks, such as masks or vessels=manual,fov=mask. KIND is mask or image; "
-        "images may lack those with ?.",
+        "a mask with ? may be missing.",
         metavar="[NAME=]DIR[:KIND][?],...",
         shown="masks, labels, ...",
     )
     pattern: str | None = option(
         None,
         help="Name of a mask, without suffix, where {} is that of its image: {}_mask. IMAGE:MASK "
-        "also says what ends the name of an image: {}_leftImg8bit:{}_gtFine_labelIds.",
+        "also gives the ending of image names: {}_leftImg8bit:{}_gtFine_labelIds.",
         metavar="MASK",
-        shown="as they are called",
+        shown="inferred",
     )
     mask_suffix: str | None = option(
         None,
-        help="Masks are next to their images: what their names have more, such as _mask or "
-        "mask=_mask,second=_mask_1?. Images may lack those with ?. Folders are classes.",
+        help="Ending of the names of masks that are next to their images, such as _mask or "
+        "mask=_mask,second=_mask_1?. A mask with ? may be missing. Folders are classes.",
         metavar="[NAME=]SUFFIX[:KIND][?],...",
     )
 
@@ -181,7 +181,7 @@ class Pairs(AnnotatedSource):
         if not patterns:
             raise UsageError(
                 f"{self}: no mask in {folder} has a name like an image in "
-                f"{self._layout.folder(split, self._layout.images)}: state what they are called "
+                f"{self._layout.folder(split, self._layout.images)}: name them "
                 "with pattern="
             )
         if len(patterns) > 1:
@@ -456,11 +456,11 @@ SOURCE = SourceKind(
     title="Convert images with masks in a sibling folder.",
     help="""Convert the images of the folder SRC, with their masks, to a dataset in DST.
 
-    SRC has a folder of images and one or more of masks, or folders train, val, test with these, or
-    both have folders train, val, test. Masks have the names of their images, perhaps with a common
-    part more, such as 1_mask. Images without a mask are bad, and masks without an image are listed.
-    Of Pascal VOC, ImageSets/Segmentation lists the images of each split.
-    Masks may also be next to their images (--mask-suffix), and folders are classes then.
+    SRC has a folder of images and one or more folders of masks. Folders train, val and test may
+    contain these, or be in each of them. Masks have the names of their images, perhaps with a
+    common addition, such as 1_mask. Images without a mask are bad, and masks without an image are
+    listed. For Pascal VOC, ImageSets/Segmentation lists the images of each split. Masks may also be
+    next to their images (--mask-suffix); folders are then classes.
 
     \b
     Examples:

@@ -410,7 +410,7 @@ def the_kinds(
     if str(path).lower().endswith((".7z", ".rar")):
         raise UsageError(f"{path} is packed:", remedy="unpack it, and convert the folder")
     if not kinds and only:
-        raise UsageError(f"{path} is a folder without files of {only}", remedy="name the file")
+        raise UsageError(f"{path} is a folder without {only} files", remedy="name the file")
     if not kinds:
         raise UsageError(
             f"{path}: no kind of source recognizes it;",
@@ -493,10 +493,9 @@ def refuse_other_kinds(path: str | Path, rest: Sequence[str], *, splits: bool = 
     if [kind.kind for kind in kinds] == [DEFAULT_SOURCE]:
         load(_REFUSE_MISREAD)(Overview(path), kinds[0].by.inside)
     if kinds:
-        as_they_are = f"pass {setting('classes', True)} to take its folders as they are, or "
+        as_they_are = f"pass {setting('classes', True)} to use its folders as classes, or "
         raise UsageError(
-            f"{path} looks like {' and '.join(map(str, kinds))}, not like one folder for each "
-            "class",
+            f"{path} does not look like class folders, but like {' and '.join(map(str, kinds))}",
             remedy=f"{as_they_are * os.path.isdir(path)}run {_commands(kinds, path, rest)}",
         )
     load(_REFUSE_MISREAD)(Overview(path))

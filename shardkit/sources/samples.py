@@ -57,7 +57,7 @@ class Sample:
     def __init__(self, key: str | None = None, **fields: Any) -> None:
         if key is not None and not isinstance(key, str):
             raise UsageError(
-                f"Sample(key={shortened(repr(key), _LONGEST)}) is not a text",
+                f"Sample(key={shortened(repr(key), _LONGEST)}) must be a string",
                 remedy='name the key and fields, as in Sample(key="cat/7", image=..., label=...)',
             )
         self.key = key

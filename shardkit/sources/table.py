@@ -113,8 +113,8 @@ class TableOptions(NamedOptions):
     )
     labels: str | None = option(
         None,
-        help="Column of any number of labels: a list, or a text such as a|b; or a column of 0 and "
-        "1 for each class.",
+        help="Column of any number of labels: a list, or text such as a|b; or a column of 0 and 1 "
+        "for each class.",
         metavar="COL",
     )
     separator: str = option("|", help="Text between labels.", metavar="TEXT")
@@ -129,8 +129,8 @@ class TableOptions(NamedOptions):
     )
     file: str | None = option(
         None,
-        help="Columns with the names of more files, such as mask=mask_path. Rows may lack "
-        "those with ?.",
+        help="Columns with the names of more files, such as mask=mask_path. A file with ? may be "
+        "missing.",
         metavar="NAME=COL[:KIND][?],...",
     )
     keep: str | None = option(
@@ -141,7 +141,7 @@ class TableOptions(NamedOptions):
     )
     classes: str | None = classes_option()
     suffix: str | None = option(
-        None, help="Suffix of files that the table names without, such as .jpg.", metavar=".SUFFIX"
+        None, help="Suffix to add to file names in the table, such as .jpg.", metavar=".SUFFIX"
     )
     delimiter: str | None = option(
         None, help="Character between values, or tab.", metavar="CHAR", shown="detected"
@@ -151,7 +151,7 @@ class TableOptions(NamedOptions):
     )
     no_quotes: bool = option(
         False,
-        help="Quotation marks are text, not around values.",
+        help="Treat quotation marks as text.",
         store=lambda value: value or None,
         shown="detected",
     )
@@ -207,7 +207,7 @@ class Table(NamedSource):
         options = self.options
         if options.label and options.labels:
             raise UsageError(
-                f"{setting('label')} and {setting('labels')} exclude each other;",
+                f"{setting('label')} and {setting('labels')} cannot be combined;",
                 remedy="to store both, keep the label as another field: "
                 f"{setting('labels', options.labels)} and "
                 f"{setting('keep', f'label_value={options.label}')}",
@@ -355,7 +355,7 @@ class Table(NamedSource):
     def _refuse_without(self, name: str, file: str) -> None:
         """Refuse a name that lacks the suffix of its file."""
         raise UsageError(
-            f"{self._lists.paths[0]}: there is no file {quoted(name)}, but {quoted(file)}",
+            f"{self._lists.paths[0]}: there is no file {quoted(name)}, but there is {quoted(file)}",
             remedy=f"add the suffix with {setting('suffix', os.path.splitext(file)[1])}",
         )
 

@@ -92,13 +92,13 @@ def refuse_misread(seen: Overview, inside: str = "") -> None:
     The message names it. ``inside`` is the folder below ``seen`` whose images are meant.
     """
     lists = (
-        (f"{file} may list labels or captions of its images, which folders do not have", way)
+        (f"its folders are not classes, but {file} may list labels or captions", way)
         for file, way in unread_lists(seen, inside)
     )
     for why, way in itertools.chain(_not_classes(seen, inside), lists):
         raise UsageError(
             f"{seen.path}: {why}",
-            remedy=f"run {way}. Pass {setting('classes', True)} to take the folders as they are",
+            remedy=f"run {way}. Pass {setting('classes', True)} to use the folders as classes",
         )
 
 

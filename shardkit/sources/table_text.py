@@ -84,7 +84,7 @@ def stated(delimiter: str | None, encoding: str | None, no_quotes: bool) -> Dial
         text = False
     if not text:
         raise UsageError(
-            f"encoding={encoding!r} is unknown", remedy="name one of Python, such as cp1252"
+            f"encoding={encoding!r} is unknown", remedy="use one of Python's, such as cp1252"
         )
     return Dialect(delimiter, encoding, False if no_quotes else None)
 

@@ -151,7 +151,7 @@ def _inflate(window: int, packed: _Packed) -> Iterator[bytes]:
         raise BadImage(_TRUNCATED)
 
 
-_FOLLOWED = "it cannot be unpacked: something follows its end"
+_FOLLOWED = "it cannot be unpacked: data follow its end"
 _TRUNCATED = "it cannot be unpacked: the compressed file is truncated"
 
 

@@ -43,7 +43,9 @@ class VocOptions(AnnotatedOptions):
         metavar="NAME",
         shown="train, val and test, one dataset each",
     )
-    classes: str | None = classes_option("Class names, one per line, in their order.", stored="")
+    classes: str | None = classes_option(
+        "File of class names, one per line, in label order.", stored=""
+    )
 
 
 class Voc(AnnotatedSource):

@@ -54,8 +54,8 @@ class WebDatasetOptions(SourceOptions):
 
     grouping: str = option(
         "webdataset",
-        help="Rule that divides names: at the first dot; the same, but suffixes differ by "
-        "case; or at the last dot.",
+        help="Rule for splitting names: at the first dot; the same, with case-sensitive suffixes; "
+        "or at the last dot.",
         choices=GROUPINGS,
     )
     image: str | None = option(
@@ -63,7 +63,7 @@ class WebDatasetOptions(SourceOptions):
     )
     label: str | None = option(
         None,
-        help="Where the label is: a member with an integer or text, a value in a JSON "
+        help="Location of the label: a member with an integer or text, a value in a JSON "
         "member, or the folder in the name.",
         metavar="SUFFIX|json:/PATH|folder|none",
         shown="cls, or another usual name, or none",
@@ -71,8 +71,8 @@ class WebDatasetOptions(SourceOptions):
     keep: str | None = option(
         None,
         help="More fields to keep, such as "
-        "caption=txt,age=json:/age:int64,mask=mask.png:mask. Samples may lack those "
-        "with ?.",
+        "caption=txt,age=json:/age:int64,mask=mask.png:mask. A field with ? may "
+        "be missing.",
         metavar="NAME=SUFFIX[:KIND][?],...",
     )
     classes: str | None = classes_option()
@@ -379,7 +379,7 @@ def _plain(name: str) -> str:
 
 SOURCE = SourceKind(
     name=WebDataset.kind,
-    title="Convert WebDataset tar files of other programs.",
+    title="Convert WebDataset tar files from other programs.",
     help="""Convert the samples in tar archives to a dataset in DST.
 
     SRC is an archive, a folder of them, or quoted names with {000..999}, * or ?. The members of a

@@ -43,7 +43,9 @@ _OUTSIDE = 0.01
 class YoloOptions(AnnotatedOptions):
     """The options of this source."""
 
-    classes: str | None = classes_option("Class names, one per line, in their order.", stored="")
+    classes: str | None = classes_option(
+        "File of class names, one per line, in label order.", stored=""
+    )
 
 
 class _Description(NamedTuple):
@@ -73,7 +75,7 @@ class _Found(NamedTuple):
 
 
 class Yolo(AnnotatedSource):
-    """Images with labels of YOLO.
+    """Images with YOLO labels.
 
     A record has the image and ``boxes``; ``polygons`` if rows are polygons: of each box its points
     as fractions of the upright picture; and ``keypoints`` if the description states ``kpt_shape``.
@@ -419,7 +421,7 @@ def _read_description(path: Path) -> _Description:
     except (OSError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        reason = f"does not describe images and labels of YOLO: {error!r}"
+        reason = f"does not describe YOLO images and labels: {error!r}"
         raise UsageError(f"{path} {reason}") from error
 
 
@@ -454,7 +456,7 @@ def _texts(values: Iterable[object]) -> tuple[str, ...]:
     """Return texts and numbers as texts; lists, which aliases of YAML may make huge, are wrong."""
     texts = tuple(values)
     if not all(isinstance(value, str | int | float) for value in texts):
-        raise ValueError("a list is where a text should be")
+        raise ValueError("a list is where text should be")
     return tuple(map(str, texts))
 
 
@@ -495,7 +497,7 @@ def _is_labels(seen: Overview, file: str) -> bool:
 
 SOURCE = SourceKind(
     name=Yolo.kind,
-    title="Convert images with labels of YOLO: boxes, polygons, keypoints.",
+    title="Convert images with YOLO labels: boxes, polygons, keypoints.",
     help="""Convert the images of the folder SRC, with their labels, to a dataset in DST.
 
     SRC is a folder with data.yaml, or that file. Without one, splits are the folders in images, or

@@ -128,16 +128,15 @@ def _refuse_other_kinds(folder: ZipFolder) -> None:
         if all(get_source(other.kind).reads_zip for other in others):
             way = f"run shardkit convert {shell(folder.path)} DST --to lmdb"
         raise UsageError(
-            f"{folder} looks like {' and '.join(map(str, others))}, not like one folder for each "
-            "class",
-            remedy=f"{way}; or pass {setting('classes', True)} to take its folders as they are",
+            f"{folder} does not look like class folders, but like {' and '.join(map(str, others))}",
+            remedy=f"{way}; or pass {setting('classes', True)} to use its folders as classes",
         )
     for (file, way), (_, then) in zip(unread_lists(seen), unread_lists(unpacked), strict=True):
         is_read = way.startswith("shardkit convert table") and "imagefolder" not in way
         raise UsageError(
-            f"{folder}: {file} may list the labels of its images, which folders do not have",
+            f"{folder}: its folders are not classes, but {file} may list the labels",
             remedy=f"{'' if is_read else _UNPACK}run {way if is_read else then}. Pass "
-            f"{setting('classes', True)} to take the folders as they are",
+            f"{setting('classes', True)} to use the folders as classes",
         )
 
 
@@ -164,9 +163,9 @@ SOURCE = SourceKind(
     title="Convert images in a zip archive, one folder for each class.",
     help="""Convert the images in the zip archive SRC to a dataset in DST, without unpacking it.
 
-    Its folders mean what they mean to `shardkit convert imagefolder`: one for each class, or images
-    alone, or folders train, val, test of either. A single folder with folders in it is no class.
-    Files of systems, such as __MACOSX, are left out. Encrypted and repeated members, and names that
+    Its folders are read as by `shardkit convert imagefolder`: one for each class, or images alone,
+    or folders train, val, test of either. A single top folder with folders in it is not a class.
+    System files, such as __MACOSX, are left out. Encrypted and repeated members, and names that
     lead out of the archive, are reported.
 
     \b

@@ -49,7 +49,7 @@ def _load() -> tuple[ModuleType | None, str]:
     """Return the module, and why there is none."""
     wish = os.environ.get(VARIABLE, "")
     if wish not in ("", "on", "off"):
-        raise UsageError(f"{setting(VARIABLE, wish)} is unknown; known are 'on' and 'off'")
+        raise UsageError(f"{setting(VARIABLE, wish)} is unknown; choose on or off")
     if wish == "off":
         return None, f"off ({VARIABLE})"
     try:

@@ -58,7 +58,7 @@ def make_loader(
     docs/benchmarks.md has the measurements behind the defaults.
 
     Args:
-        dataset: A dataset of shardkit, or any other with ``__len__`` and ``__getitem__``.
+        dataset: A shardkit dataset, or any other with ``__len__`` and ``__getitem__``.
         batch_size: Samples in a batch of this rank; may be omitted if ``tuned`` sets it.
         tuned: A file written by ``shardkit tune --out``, for settings that other arguments leave
             open.

@@ -54,8 +54,8 @@ class EpochBatchSampler(Sampler[list[int]]):
         self._schedule = options.schedule(dataset, batch_size)
         if self._ops and not all(isinstance(leaf, ShardDataset) for leaf in nested.leaves(dataset)):
             raise UsageError(
-                "views=[...] makes each sample a tuple, which a dataset around those of "
-                "shardkit does not expect",
+                "views=[...] makes each sample a tuple, which a wrapper around a shardkit dataset "
+                "does not expect",
                 remedy=f"use make_loader, or views={len(self._ops)}",
             )
         self._resume = ResumeState(dataset, self._schedule)

@@ -136,7 +136,7 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
     if not isinstance(path, (str, PathLike)):
         raise UsageError(
             f"tuned={path!r:.80} is not a path",
-            remedy="pass that of a file of `shardkit tune --out`",
+            remedy="pass the path of a file from `shardkit tune --out`",
         )
     try:
         content = read_small(Path(os.path.realpath(path)), _MOST_BYTES)
@@ -148,7 +148,7 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
         return _parsed(json.loads(content), str(path))
     except (ValueError, TypeError, KeyError, RecursionError, UsageError) as error:
         raise UsageError(
-            f"{path} is not what `shardkit tune --out` writes, or of another version: {error}"
+            f"{path} was not written by this version of `shardkit tune --out`: {error}"
         ) from error
 
 

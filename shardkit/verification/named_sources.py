@@ -153,7 +153,10 @@ def _scan(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
     kinds = {manifest.source["kind"] for manifest in manifests.values()}
     classes = [manifest.classes for manifest in manifests.values() if manifest.classes]
     if len(kinds) != 1:
-        raise UsageError(f"the splits are of kinds {sorted(kinds)}", remedy="check each by itself")
+        raise UsageError(
+            f"the splits have sources of different kinds: {sorted(kinds)}",
+            remedy="check each separately",
+        )
     (kind,) = kinds
     if is_dataset(root) and kind != DATASET:  # one with the same records
         return open_source(DATASET, root).scan(classes[0] if classes else ())

@@ -136,7 +136,7 @@ def load_receipt(path: Path) -> dict[str, Any]:
     version = value.get("version")
     if type(version) is not int or version != _VERSION:
         raise UsageError(
-            f"{path} is of version {quoted(version)}; this shardkit reads version {_VERSION}"
+            f"{path} has version {quoted(version)}; this shardkit reads version {_VERSION}"
         )
     digest = value.pop("digest", None)
     if digest is None or digest != _digest(value):

@@ -116,7 +116,7 @@ def require_files(matches: Sequence[SourceMatch], scan: Scan) -> None:
         if scan.classes is not None and all(
             match.part.manifest.classes is None for match in matches
         ):
-            why = "it had no folders then, and folders are now taken for classes"
+            why = "it had no folders then, and folders now become classes"
         is_part = any(len(match.store.parts) > 1 for match in matches)
         raise UsageError(
             f"{scan.source} contains none of the files that {'this part of ' * is_part}{top} was "

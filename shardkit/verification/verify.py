@@ -39,7 +39,7 @@ class Verification:
     manifests: dict[str, str] = field(default_factory=dict)
     """Digest of each manifest, by split name ("" without splits)."""
     attached: bool = False
-    """Whether the shards are archives of other programs."""
+    """Whether the shards are archives from other programs."""
     datasets: int = 0
     shards: int = 0
     records: int = 0

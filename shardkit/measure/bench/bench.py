@@ -50,8 +50,8 @@ class BenchOptions(Workload):
     )
     seconds: float = option(
         1.0,
-        help="Length of a warm measurement. A cold one is an epoch, at most 10x as long; one of a "
-        "step is 3 epochs, each as long for the first loader.",
+        help="Length of a warm measurement. A cold one is an epoch of at most 10x this "
+        "length; with --steps, one takes 3 epochs of about this length.",
         metavar="T",
         is_positive=True,
     )
@@ -76,7 +76,7 @@ def bench(options: BenchOptions, paths: Sequence[str | PathLike[str]]) -> BenchR
     first line is. Ctrl-C ends the measurement after the last complete round.
 
     Args:
-        paths: Datasets of shardkit and folders of images.
+        paths: shardkit datasets and folders of images.
 
     Raises:
         UsageError: If a path is missing or contains no images, or an option is invalid. Failures
@@ -88,7 +88,7 @@ def bench(options: BenchOptions, paths: Sequence[str | PathLike[str]]) -> BenchR
     caches = options.caches
     batch_size = options.batch_size
     if not caches or set(caches) - set(CACHES):
-        raise UsageError(f"{setting('caches', caches)} must be some of {', '.join(CACHES)}")
+        raise UsageError(f"{setting('caches', caches)} must be {' or '.join(CACHES)}, or both")
     names = [fspath(path) for path in paths]
     if not names:
         raise UsageError(

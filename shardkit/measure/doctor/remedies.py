@@ -98,7 +98,7 @@ def resident(profile: Profile) -> Iterator[Remedy]:
 
 
 def same_images(profile: Profile) -> Iterator[Remedy]:
-    """A dataset of shardkit instead of the user's, if that has an image file for each row."""
+    """A shardkit dataset instead of the user's, if that has an image file for each row."""
     setup = profile.setup
     if profile.files and profile.decodes and (setup.transform or profile.crop):
         disk = size(profile.images * profile.stored_bytes)
@@ -106,7 +106,7 @@ def same_images(profile: Profile) -> Iterator[Remedy]:
             f"{setup.dataset} and {setup.collate} do" if setup.collate else f"{setup.dataset} does"
         )
         yield Remedy(
-            name="the same images as a dataset of shardkit",
+            name="the same images as a shardkit dataset",
             recipe=Recipe(),
             decode="" if setup.transform else f"RandomResizedCrop({profile.crop})",
             default_collate=True,

@@ -169,7 +169,7 @@ def label_of(sample: Any) -> int | None:
 
 
 def _shards(dataset: Any, rows: Sequence[int]) -> list[int]:
-    """Return the shard of each row of a whole dataset of shardkit."""
+    """Return the shard of each row of a whole shardkit dataset."""
     inner = innermost(dataset)
     if not isinstance(inner, ShardDataset):
         return []

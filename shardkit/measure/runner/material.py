@@ -41,9 +41,7 @@ def is_dataset(path: str) -> bool:
     folder = Path(path)
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise UsageError(
-            f"{path} {what}", remedy="give a dataset of shardkit, or a folder of images"
-        )
+        raise UsageError(f"{path} {what}", remedy="give a shardkit dataset or a folder of images")
     return (folder / MANIFEST_NAME).exists() and bool(OpenedDirectory(folder).splits)
 
 
@@ -77,7 +75,7 @@ def parse_decode(text: str) -> str | ImageOp:
         named = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         choices = f"{', '.join(DECODES)}, {', '.join(f'{name}(...)' for name in _OPERATIONS)}"
-        raise UsageError(f"decode {text!r} is unknown; known are {choices}") from None
+        raise UsageError(f"decode {text!r} is unknown; choose from {choices}") from None
     try:
         return _OPERATIONS[ast.unparse(call.func)](*values, **named)
     except TypeError as error:

@@ -122,4 +122,4 @@ class MeasurementProcess:
         self._log.seek(0)
         last = self._log.read().decode("utf-8", "replace").strip().splitlines()[-1:]
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return f"its process ended ({how}): {' '.join(last)[:300] or 'without a message'}"
+        return f"its process ended ({how}): {' '.join(last)[:300] or 'it left no message'}"

@@ -275,7 +275,7 @@ def tune(options: TuneOptions, dataset: str | PathLike[str]) -> TuneReport:
     batch_size = options.batch_size
     step = options.step
     if not 1 <= budget < 1e6:
-        raise UsageError(f"a budget of {budget:g} s is out of range; it is at least 1 s")
+        raise UsageError(f"the budget must be at least 1 s, not {budget:g} s")
     path = fspath(dataset)
     is_dataset(path)  # raises if it does not exist
     (subject,) = options.subjects([path], _LIMIT)

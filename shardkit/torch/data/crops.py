@@ -226,7 +226,7 @@ class RandomCrop(ImageOp):
         super().__post_init__()
         _check_size(self.size, "RandomCrop")
         if type(self.padding) is not int or not 0 <= self.padding <= MOST_SIDE:
-            raise UsageError(f"padding={self.padding!r} is not a number of pixels of at least 0")
+            raise UsageError(f"padding={self.padding!r} is not a number of pixels, 0 or more")
         check_probability("flip", self.flip)
 
     @property
@@ -280,8 +280,8 @@ def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
 def _check_size(size: object, where: str, *, pair: bool = True) -> None:
     sides = size if isinstance(size, tuple) and pair else (size, size)
     if len(sides) != 2 or not all(type(side) is int and 0 < side <= MOST_SIDE for side in sides):
-        pairs = " or a pair of height and width" if pair else ""
-        raise UsageError(f"{where}: {size!r} is not a number of pixels{pairs}")
+        pairs = " or a pair (height, width)" if pair else ""
+        raise UsageError(f"{where}: the size must be a number of pixels{pairs}, not {size!r}")
 
 
 def check_probability(name: str, value: object) -> None:

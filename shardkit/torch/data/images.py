@@ -96,7 +96,7 @@ class ImageReader:
             )
         if isinstance(self.decode, ImageOp) and type(self.decode).render is not ImageOp.render:
             raise UsageError(
-                f"{self.decode} renders RGB itself, and {self.name!r} is of {self.pixels}",
+                f"{self.decode} renders RGB itself, and {self.name!r} is {self.pixels}",
                 remedy=f"use {setting('decode', 'torch')} with a transform",
             )
 

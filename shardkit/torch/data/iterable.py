@@ -77,8 +77,8 @@ class IterableShardDataset(OrderedDataset):
             path = open_dataset(path, **vars(reading))
         elif given := changed(reading):
             raise UsageError(
-                f"a map-style dataset is open already, so {', '.join(sorted(given))} cannot be set",
-                remedy="set options where it is opened",
+                f"{', '.join(sorted(given))} cannot be set for an open map-style dataset",
+                remedy="set options when you open it",
             )
         self.dataset = path
         shuffle = False if options.shuffle is None else options.shuffle

@@ -71,7 +71,7 @@ class ImageOp(ABC):
                 remedy=f"choose from {', '.join(FILTERS)}",
             )
         if not is_number(self.oversample) or not self.oversample >= 1:
-            raise UsageError(f"oversample={self.oversample!r} is not a number of at least 1")
+            raise UsageError(f"oversample={self.oversample!r} is not a number, 1 or more")
 
     @property
     @abstractmethod

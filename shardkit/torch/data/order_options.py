@@ -204,7 +204,7 @@ class OrderOptions(RowOrder):
                 inner.reader.with_op(first)
             elif self.ops and not nested.has_shards(inner):
                 raise UsageError(
-                    "views= sets the operation of each view for datasets of shardkit, not "
+                    "views= sets the operation of each view for shardkit datasets, not "
                     f"{type(inner).__name__}",
                     remedy=f"use views={len(self.ops)}, and crop in your dataset",
                 )

@@ -119,13 +119,13 @@ class ReaderOptions:
         if self.split is not None and not isinstance(self.split, str):
             raise UsageError(
                 f"{setting('split', self.split)} is not a name, such as 'train'",
-                remedy="open each split by itself",
+                remedy="open each split separately",
             )
 
     def open(self, path: str | PathLike[str]) -> ShardSet:
         """Open the shards, in a local folder or in an object store."""
         if not isinstance(path, (str, PathLike)):
-            raise UsageError(f"{quoted(path)} is not a path of a dataset")
+            raise UsageError(f"{quoted(path)} is not a path to a dataset")
         fetching = Fetching(self.cache, self.cache_limit)
         return open_shards(path, self.split, verify=self.verify, root=self.root, fetching=fetching)
 

@@ -208,9 +208,9 @@ def _require_state(state: object, identity: Mapping[str, Any]) -> None:
     if wrong:
         name = wrong[0]
         raise StateMismatch(
-            f"the state does not fit: its {name} is {quoted(state.get(name))}, this loader's is "
-            f"{identity[name]!r}. Dataset, order and seed must be those it was saved with; "
-            "ranks, workers, engine and batch size may differ."
+            f"the state does not fit: {name} is {quoted(state.get(name))} there and "
+            f"{identity[name]!r} in this loader. Dataset, order and seed must be those it was "
+            "saved with; ranks, workers, engine and batch size may differ."
         )
     if state["consumed"] > identity["samples"]:
         raise StateMismatch(

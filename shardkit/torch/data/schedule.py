@@ -112,7 +112,7 @@ class BatchSchedule:
             of_ranks = f" on each of {self.rank.world_size} ranks" * (self.rank.world_size > 1)
             raise UsageError(
                 f"drop_last=True leaves no batch: an epoch has {amount(self.size, 'sample')}, "
-                f"and a batch {self.batch_size}{of_ranks}",
+                f"and a batch needs {self.batch_size}{of_ranks}",
                 remedy="Use a smaller batch_size, or drop_last=False",
             )
 

@@ -192,7 +192,7 @@ class LoaderOptions:
                 remedy=f"choose from {', '.join(sorted(strategies))}",
             )
         if not isinstance(self.timeout, (int, float)) or not 0 <= self.timeout < math.inf:
-            raise UsageError(f"timeout={self.timeout!r} is not a number of seconds of at least 0")
+            raise UsageError(f"timeout={self.timeout!r} is not a number of seconds, 0 or more")
         if self.collate_fn is not None and not callable(self.collate_fn):
             raise UsageError(f"collate_fn={self.collate_fn!r} is not a function")
 

@@ -36,7 +36,7 @@ def why_processes(dataset: Any) -> str | None:
     """Return why a dataset may hold the GIL, and so needs processes, or None."""
     for inner in inner_datasets(dataset):
         if not isinstance(inner, ShardDataset):
-            return f"{type(inner).__name__} is not a dataset of shardkit and may hold the GIL"
+            return f"{type(inner).__name__} is not a shardkit dataset and may hold the GIL"
         for name, function in inner.reader.transforms.named.items():
             if not getattr(function, "takes_rng", False):
                 called = getattr(function, "__name__", type(function).__name__)

@@ -430,7 +430,7 @@ def _require_tensors(dataset: Any) -> None:
     """Refuse a dataset whose samples are not tensors, or not the same in each epoch."""
     if not isinstance(dataset, ShardDataset):
         raise UsageError(
-            f"resident= reads datasets of shardkit, not {type(dataset).__name__}",
+            f"resident= reads shardkit datasets, not {type(dataset).__name__}",
             remedy="leave it out",
         )
     for name, function in dataset.reader.transforms.named.items():
@@ -452,7 +452,7 @@ def _require_tensors(dataset: Any) -> None:
     for decode in dataset.reader.decodes.values():
         if isinstance(decode, ImageOp) and decode.random and follow:
             raise UsageError(
-                f"resident= draws crops of images alone, and {', '.join(follow)} follow them",
+                f"resident= crops only images, and {', '.join(follow)} would have to follow",
                 remedy="leave resident= or follow= out",
             )
         if not isinstance(decode, ImageOp) and decode not in ("torch", "numpy"):
@@ -474,8 +474,8 @@ def _require_one_size(dataset: ShardDataset, same: Iterable[str]) -> None:
         missing = len(dataset) - int(dataset.has(name).sum())
         if missing:
             raise UsageError(
-                f"resident= needs {name!r} in each row, and {amount(missing, 'row')} "
-                f"of {dataset.path} lack it",
+                f"resident= needs {name!r} in each row, but it is missing in "
+                f"{amount(missing, 'row')} of {dataset.path}",
                 remedy=f"use dataset.select(dataset.has({name!r}))",
             )
         sizes = _sample_sizes(dataset, name)

@@ -61,8 +61,8 @@ def _said(outcome: Outcome) -> str:
         return f"stored as {outcome.kind}" + (f", noted: {notes}" if notes else "")
     words = outcome.words.strip().rstrip(":")
     if isinstance(outcome, Ignored):
-        return f"left out: “{words}”"
-    return f"rejected: “{words}”"
+        return f"left out: “{words} ...”"
+    return f"rejected: “{words} ...”"
 
 
 def _otherwise(case: Case, path: str) -> str:

@@ -265,7 +265,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "--dct-scaling": ("--dct-scaling requires --resize",),
     "--enlarge": ("--enlarge requires --resize",),
     "--filter lanczos": ("--filter requires --resize",),
-    "--shard-size 0": ("shard size 0",),
+    "--shard-size 0": ("shard size", "0"),
     "--shard-size 256": ("--shard-size 256", "256MiB", "256B"),
     "--shard-size 65535": ("65535MiB",),
     "--shard-size 1MB --shard-samples 4": ("--shard-size", "--shard-samples"),
@@ -370,7 +370,7 @@ def test_a_dataset_is_no_other_kind_of_source(folder: Path, tmp_path: Path) -> N
             refuses(2, "attach", kind, path, "new", "--on-error", "skip", facts=facts)
         refuses(2, "convert", "hdf5", place, "new", "--to", "lmdb", facts=facts)
     place = tmp_path / "lmdb"
-    refuses(2, "attach", place, "new", facts=(place, "as it is"))
+    refuses(2, "attach", place, "new", facts=(place, "directly"))
     refuses(2, *words(place, "new"), facts=(*facts, "/lmdb", "`shardkit merge`"))
 
 

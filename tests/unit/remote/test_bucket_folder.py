@@ -93,7 +93,7 @@ def test_a_change_since_the_scan_is_a_bad_image(bucket: Bucket, photos: Path, ch
         bucket.ask("DELETE", "photos/cat/1.png")
 
     row = [entry.path for entry in images.entries].index("cat/1.png")
-    with refused(BadImage, "changed" if change == "replaced" else "any more"):
+    with refused(BadImage, "changed" if change == "replaced" else "no longer"):
         images.read([row])
 
 

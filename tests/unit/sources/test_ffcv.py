@@ -253,7 +253,7 @@ def test_negative_labels_are_missing_or_refused_unless_they_are_numbers(tmp_path
         ({"image": "label"}, "has no column 'label' of images; it has image"),
         ({"label": "image"}, "has no column 'image' of integers or text; it has image"),
         ({"keep": "x"}, "has no column 'x'; it has image"),
-        ({"keep": "n=label:/a"}, "only JSON has parts, not label (int)"),
+        ({"keep": "n=label:/a"}, "only JSON has parts, and this column is label (int)"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -323,9 +323,9 @@ def in_table(row: int, number: int, value: int) -> Change:
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
-    "another version": (put(0, "<H", 1), "not a file of FFCV's version 2: it states 1"),
-    "no fields": (put(2, "<H", 0), "not a file of FFCV"),
-    "many fields": (put(2, "<H", 65535), "not a file of FFCV"),
+    "another version": (put(0, "<H", 1), "not an FFCV file of version 2: it states 1"),
+    "no fields": (put(2, "<H", 0), "not an FFCV file"),
+    "many fields": (put(2, "<H", 65535), "not an FFCV file"),
     "more fields than bytes": (put(2, "<H", 900), "truncated"),
     "many samples": (put(8, "<Q", 1 << 63), "truncated or damaged"),
     "a table outside": (put(16, "<Q", 1 << 62), "truncated or damaged"),

@@ -177,7 +177,7 @@ def test_numbers_that_are_padded_are_names(tmp_path: Path) -> None:
     [
         (["0.5", "1.0", "0.25"], ["'0.5', '0.25'", "2 images", "keep=", "classes="]),
         (["1", "-1", "1"], ["2 images have the label 1", "1 the label -1", "classes="]),
-        (["cat", "1.5", "dog"], ["names", "'1.5' of 1 image"]),
+        (["cat", "1.5", "dog"], ["names", "'1.5' (1 image)"]),
         (["cat", "dog", "Cat"], ["'Cat'", "'cat'", "classes="]),
         (["caf\u00e9", "cafe\u0301"], [r"'cafe\u0301'", r"'caf\xe9'", "classes="]),
         (["3", "-2"], ["-2", "only -1", "keep="]),

@@ -190,7 +190,7 @@ def test_a_label_that_no_class_has_names_its_sample(tmp_path: Path) -> None:
         def __getitem__(self, number: int) -> tuple[Any, int]:
             return super().__getitem__(number)[0], number
 
-    with refused(BadImages, "000000002", "2", "from 0 to 1"):
+    with refused(BadImages, "000000002", "2", "between 0 and 1"):
         convert(Wrong(), tmp_path / "made", to="lmdb", workers=1)
 
 
@@ -358,17 +358,17 @@ def test_equal_keys_are_named(to: Any, shard_samples: int, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        ({"points": np.zeros((2, 2), np.float32)}, "points: it is of float32"),
+        ({"points": np.zeros((2, 2), np.float32)}, "points: it is float32"),
         ({"points": np.zeros((2, 3), np.float16)}, r"points: it has the shape \(2, 3\)"),
         ({"other": 1}, "no field 'other'"),
-        ({"label": 2}, "label: the label 2 is not from 0 to 1"),
+        ({"label": 2}, "label: the label 2 is not between 0 and 1"),
         ({"label": "cow"}, "label: 'cow' is not one of 2 classes"),
         ({"count": 1.5}, "count: 1.5 is not a number of the type int64"),
         ({"count": math.nan}, "count: nan is not a number of the type int64"),
         ({"count": math.inf}, "count: inf is not a number of the type int64"),
         ({"count": "1"}, "count: it is not a number"),
         ({"half": 70_000}, "half: 70000 is not a number of the type float16"),
-        ({"text": 1}, "text: it is of type int, not a text"),
+        ({"text": 1}, "text: it is of type int, not text"),
         ({"image": "/no/file"}, "image: /no/file cannot be read: No such file or directory"),
         ({"mask": np.full((2, 2), 70_000)}, "mask: a mask with values from 0 to 70000"),
         ({"mask": np.zeros((2, 2), np.float32)}, "mask: a mask of float32"),

@@ -215,7 +215,7 @@ def test_a_table_that_cannot_be_parsed_is_reported(root: Path, tmp_path: Path) -
     reasons = problems(scan(lines, root=root, image="path"))
     assert reasons.pop("t.jsonl:2") == "it is not a JSON object"
     assert reasons.pop("t.jsonl:4") == "it is not UTF-8"
-    assert reasons.pop("t.jsonl:5") == "7: it has no file name that is a text"
+    assert reasons.pop("t.jsonl:5") == "7: it has no file name that is text"
     assert all("it is not JSON" in reason for reason in reasons.values())
     assert len(reasons) == 2
 
@@ -230,7 +230,7 @@ def test_wrong_options_and_tables_are_named(root: Path, tmp_path: Path) -> None:
         ({"image": "path", "keep": "n", "file": "n=n"}, "two fields are called n"),
         ({"image": "path", "keep": "mask=n:mask"}, "a mask is a file of its own: use file="),
         ({"image": "path", "boxes": "n"}, "boxes='n' is not COLUMN:xyxy or COLUMN:xywh"),
-        ({"image": "path", "label": "n", "labels": "n"}, "label= and labels= exclude"),
+        ({"image": "path", "label": "n", "labels": "n"}, "label= and labels= cannot"),
         ({"image": "path", "root": tmp_path / "none"}, "none with the images does not exist"),
     ):
         with pytest.raises(UsageError, match=reason):

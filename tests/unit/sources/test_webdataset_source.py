@@ -109,9 +109,7 @@ def test_labels_come_from_members_json_or_folders(tmp_path: Path) -> None:
     assert [row[2] for row in rows(scan(path, label="json:/info/ids/0"))] == ["4", "1"]
     with refused(UsageError, "tiger", "classes="):
         scan(path, label="json:/name")
-    assert (
-        "neither an integer nor a text" in problems(scan(path, label="json:/info"))["x.tar:dog/2"]
-    )
+    assert "neither an integer nor text" in problems(scan(path, label="json:/info"))["x.tar:dog/2"]
     assert (
         "no label at json:/info/ids/1"
         in problems(scan(path, label="json:/info/ids/1"))["x.tar:dog/2"]
@@ -160,7 +158,7 @@ def test_everything_that_is_left_out_is_named(tmp_path: Path) -> None:
         "x.tar:a.png (again)": "the archive has two members of this name",
         "x.tar:b": "its sample has no member cls",
         "x.tar:c": "its sample has no image; it has txt",
-        "x.tar:d": "its label at cls is \"['0']\", a list; tables take several, with labels=",
+        "x.tar:d": "its label at cls is \"['0']\", a list; for several labels, use labels=",
     }
     ignored = {problem.path: problem.reason for problem in found.ignored[""]}
     assert ignored == {

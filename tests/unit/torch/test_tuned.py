@@ -301,7 +301,7 @@ def test_what_cannot_work_is_an_error(forking: None) -> None:
     ("options", "message"),
     [
         ({}, ("CUDA",)),
-        ({"memory": 0}, ("memory=0", "1")),
+        ({"memory": 0}, ("memory=0", "positive")),
         ({"memory": 64}, ("memory=64", "64MiB")),
         ({"memory": 1, "most": 0}, ("most=0",)),
     ],

@@ -107,7 +107,7 @@ def test_a_process_that_uses_cuda_and_other_systems_do_not_fork(
 def test_without_a_fork_server_workers_are_spawned(alone: pytest.MonkeyPatch) -> None:
     alone.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     assert chosen() == "spawn"
-    with refused(UsageError, "start_method='fork'", "known: spawn"):
+    with refused(UsageError, "start_method='fork'", "choose from spawn"):
         chosen(start_method="fork")
 
 
