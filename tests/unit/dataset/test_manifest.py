@@ -234,7 +234,8 @@ WRONG: dict[str, Change] = {
     "a missing entry": lambda value: value.pop("software"),
     "an unknown kind": _set("kind", to="other"),
     "the kind of splits": _set("kind", to="splits"),
-    "a recipe nested too deeply": lambda value: value["recipe"].update(json.loads(DEEP)),
+    "a source nested too deeply": lambda value: value["source"].update(json.loads(DEEP)),
+    "a source with a number that is not JSON": _set("source", "a", to=[float("nan")]),
 }
 
 
