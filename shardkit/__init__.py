@@ -32,7 +32,9 @@ _PUBLIC = {
     "orders.buckets": "Buckets",
     "torch.data.collate": "collate",
     "torch.data.datasets": "HDF5Dataset LMDBDataset ShardDataset TarDataset open_dataset",
-    "torch.data.iterable": "IterableShardDataset",
+    "torch.data.iterable": (
+        "IterableHDF5Dataset IterableLMDBDataset IterableShardDataset IterableTarDataset"
+    ),
     "torch.data.crops": "CenterCrop RandomCrop RandomResizedCrop Resize",
     "torch.data.read_context": "with_rng",
     "orders.samplers": "Balanced Mixture Weighted",

@@ -56,7 +56,10 @@ from shardkit.torch.data.datasets import LMDBDataset as _LMDBDataset
 from shardkit.torch.data.datasets import ShardDataset as _ShardDataset
 from shardkit.torch.data.datasets import TarDataset as _TarDataset
 from shardkit.torch.data.images import Decode
+from shardkit.torch.data.iterable import IterableHDF5Dataset as _IterableHDF5Dataset
+from shardkit.torch.data.iterable import IterableLMDBDataset as _IterableLMDBDataset
 from shardkit.torch.data.iterable import IterableShardDataset as _IterableShardDataset
+from shardkit.torch.data.iterable import IterableTarDataset as _IterableTarDataset
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import with_rng as with_rng
 from shardkit.torch.data.reader_options import Function, Transforms
@@ -158,6 +161,12 @@ class ShardDataset(_ShardDataset):
 class TarDataset(ShardDataset, _TarDataset):
     """`ShardDataset` for WebDataset tar files."""
 
+class IterableHDF5Dataset(IterableShardDataset, _IterableHDF5Dataset):
+    """`IterableShardDataset` for HDF5 files."""
+
+class IterableLMDBDataset(IterableShardDataset, _IterableLMDBDataset):
+    """`IterableShardDataset` for LMDB files."""
+
 class IterableShardDataset(_IterableShardDataset):
     """The rows of a dataset of any format, one after the other.
 
@@ -238,6 +247,9 @@ class IterableShardDataset(_IterableShardDataset):
             seed: Selects the order and the random numbers of each epoch; None is 0.
             rank: This rank's subset of each epoch. None uses the rank given by ``torch.distributed``.
         """
+
+class IterableTarDataset(IterableShardDataset, _IterableTarDataset):
+    """`IterableShardDataset` for WebDataset tar files."""
 
 class ShardDataModule(_ShardDataModule):
     """The loaders of a training and a validation dataset.
@@ -1085,7 +1097,7 @@ def to_webdataset(
 
     It takes the place of ``wds.WebDataset(urls)``: it yields dicts with ``__key__``, the image,
     ``cls`` for the label, and the other fields by name, and has the methods ``decode``,
-    ``to_tuple``, ``map``, ``batched``, ... The order is that of `shardkit.IterableShardDataset`:
+    ``to_tuple``, ``map``, ``batched``, ... The order is that of `shardkit.IterableTarDataset`:
     nodes and workers divide samples, and each is read once. Shuffle with ``shuffle``, not in
     the pipeline, and call ``set_epoch`` before each epoch.
 

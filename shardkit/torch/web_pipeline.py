@@ -56,7 +56,7 @@ def to_webdataset(
 
     It takes the place of ``wds.WebDataset(urls)``: it yields dicts with ``__key__``, the image,
     ``cls`` for the label, and the other fields by name, and has the methods ``decode``,
-    ``to_tuple``, ``map``, ``batched``, ... The order is that of `shardkit.IterableShardDataset`:
+    ``to_tuple``, ``map``, ``batched``, ... The order is that of `shardkit.IterableTarDataset`:
     nodes and workers divide samples, and each is read once. Shuffle with ``shuffle``, not in
     the pipeline, and call ``set_epoch`` before each epoch.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,10 @@ from helpers import FORMATS, make_dataset, make_tree, png
 
 from shardkit import (
     BlockShuffle,
+    IterableHDF5Dataset,
+    IterableLMDBDataset,
     IterableShardDataset,
+    IterableTarDataset,
     RandomResizedCrop,
     Rank,
     ShardDataset,
@@ -37,6 +40,13 @@ CROP = RandomResizedCrop(8)
 
 METHODS = ("fork", pytest.param("forkserver", marks=pytest.mark.slow))
 """How worker processes start, for tests in which that hardly matters."""
+
+ITERABLE: dict[str, Callable[..., IterableShardDataset]] = {
+    "hdf5": IterableHDF5Dataset,
+    "lmdb": IterableLMDBDataset,
+    "webdataset": IterableTarDataset,
+}
+"""The iterable dataset of each format."""
 
 Print = tuple[int, int]
 """CRC-32 of a sample's image, and its label."""
@@ -137,7 +147,7 @@ class Topology(NamedTuple):
     ) -> Any:
         place = Rank(rank=rank, world_size=self.world_size, **this_rank)
         if self.kind == "alone":  # the iterable dataset itself, without any loader
-            return IterableShardDataset(
+            return ITERABLE[path.name](
                 path, decode=CROP, shuffle=shuffle, seed=SEED, batch_size=self.batch, rank=place
             )
         dataset: Any = open_dataset(path, decode=CROP)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
 from typing import Any, NamedTuple
@@ -17,7 +17,10 @@ from shardkit.sampling.ranks import Rank
 from shardkit.system.text import quoted
 from shardkit.torch.data.collate import collate
 from shardkit.torch.data.datasets import (
+    HDF5Dataset,
+    LMDBDataset,
     ShardDataset,
+    TarDataset,
     open_dataset,
 )
 from shardkit.torch.data.nested import row_repeats
@@ -58,6 +61,8 @@ class IterableShardDataset(OrderedDataset):
         CorruptDataset: If the dataset's manifest is damaged.
     """
 
+    _open: Callable[..., ShardDataset] = staticmethod(open_dataset)
+
     @takes(ReaderOptions, RowOrder)
     def __init__(
         self,
@@ -74,7 +79,7 @@ class IterableShardDataset(OrderedDataset):
             batch_size: Samples in a batch; None yields single samples.
         """
         if not isinstance(path, ShardDataset):
-            path = open_dataset(path, **vars(reading))
+            path = self._open(path, **vars(reading))
         elif given := changed(reading):
             raise UsageError(
                 f"{', '.join(sorted(given))} cannot be set for an open map-style dataset",
@@ -220,3 +225,21 @@ class IterableShardDataset(OrderedDataset):
     def _read(self, requests: list[Request]) -> Any:
         context = ReadContext(self.order.seed, requests[0].epoch)
         return read_at_once(self.dataset, requests, context)
+
+
+class IterableLMDBDataset(IterableShardDataset):
+    """`IterableShardDataset` for LMDB files."""
+
+    _open = LMDBDataset
+
+
+class IterableHDF5Dataset(IterableShardDataset):
+    """`IterableShardDataset` for HDF5 files."""
+
+    _open = HDF5Dataset
+
+
+class IterableTarDataset(IterableShardDataset):
+    """`IterableShardDataset` for WebDataset tar files."""
+
+    _open = TarDataset

@@ -20,7 +20,7 @@ from torch.utils.data import ChainDataset, DataLoader, IterableDataset, Subset
 
 from shardkit import (
     BlockShuffle,
-    IterableShardDataset,
+    IterableLMDBDataset,
     Rank,
     ShardDataset,
     UsageError,
@@ -87,7 +87,7 @@ def test_an_invalid_epoch_is_refused() -> None:
 def test_the_options_of_an_iterable_dataset_are_used(root: Path) -> None:
     shuffle = BlockShuffle(rows=2, buffer=6)
     this_rank = Rank(rank=1, world_size=2, drop_last=True)
-    iterable = IterableShardDataset(root, decode="torch", shuffle=shuffle, seed=3, rank=this_rank)
+    iterable = IterableLMDBDataset(root, decode="torch", shuffle=shuffle, seed=3, rank=this_rank)
     loader = load(iterable, with_rows=True)
     expected = np.reshape(order_of(0, shuffle, seed=3)[:16], (2, 2, BATCH))[:, 1].ravel().tolist()
     assert rows_of(loader) == expected
@@ -97,7 +97,7 @@ def test_the_options_of_an_iterable_dataset_are_used(root: Path) -> None:
 
 def test_the_loaders_arguments_override_the_iterable_datasets(root: Path) -> None:
     this_rank = Rank(rank=1, world_size=2)
-    iterable = IterableShardDataset(root, decode="torch", shuffle=True, seed=3, rank=this_rank)
+    iterable = IterableLMDBDataset(root, decode="torch", shuffle=True, seed=3, rank=this_rank)
     asked = Rank(rank=0, world_size=1)
     loader = load(iterable, with_rows=True, shuffle=False, seed=0, rank=asked)
     assert rows_of(loader) == list(range(ROWS))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from helpers import DEADLINE, FORMATS
-from loading import CROP, SEED, Print, Prints, make_datasets, prints_of
+from loading import CROP, ITERABLE, SEED, Print, Prints, make_datasets, prints_of
 from pairwise import pairwise
 from refusals import refused
 from torch.utils.data import Subset
@@ -26,7 +26,6 @@ from shardkit import (
     BlockShuffle,
     EpochBatchSampler,
     Field,
-    IterableShardDataset,
     Rank,
     collate,
     convert,
@@ -80,7 +79,7 @@ def start(
         loader = StatefulDataLoader(dataset, batch_sampler=named, collate_fn=collate, **options)
     else:
         batch = BATCH if way.kind == "batches" else None
-        named = IterableShardDataset(path, decode=CROP, batch_size=batch, **order)
+        named = ITERABLE[path.name](path, decode=CROP, batch_size=batch, **order)
         loader = StatefulDataLoader(named, batch_size=None if batch else BATCH, **options)
     if state is not None:
         loader.load_state_dict(pickle.loads(pickle.dumps(state)))

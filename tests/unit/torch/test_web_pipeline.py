@@ -13,7 +13,7 @@ from helpers import FORMATS, copy_dataset
 from PIL import Image
 from refusals import refused
 
-from shardkit import CenterCrop, IterableShardDataset, Rank, UsageError, to_webdataset
+from shardkit import CenterCrop, IterableTarDataset, Rank, UsageError, to_webdataset
 
 wds = pytest.importorskip("webdataset")
 
@@ -47,7 +47,7 @@ def test_the_order_is_that_of_the_iterable_dataset(
     for number in range(2):
         rank = Rank(rank=number, world_size=2)
         options: dict[str, Any] = {"shuffle": True, "seed": 3, "rank": rank}
-        expected = IterableShardDataset(path, decode="numpy", **options)
+        expected = IterableTarDataset(path, decode="numpy", **options)
         source = to_webdataset(path, decode="bytes", **options)
         pipeline = source.decode("pilrgb").to_tuple("jpg;png", "cls")
         for epoch in (0, 1):

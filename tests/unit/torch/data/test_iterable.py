@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import DEADLINE, FORMATS, make_dataset, make_tree, png
-from loading import CROP, ROWS, SEED, Print, Prints, crc, prints_of
+from loading import CROP, ITERABLE, ROWS, SEED, Print, Prints, crc, prints_of
 from pairwise import pairwise
 from refusals import refused
 from torch.utils.data import DataLoader
 
 from shardkit import (
     BlockShuffle,
+    IterableLMDBDataset,
     IterableShardDataset,
     Rank,
     ShardDataset,
@@ -36,7 +37,7 @@ BATCH = 4
 
 def new(path: Path, batch: int | None = BATCH, **options: Any) -> IterableShardDataset:
     order = {"shuffle": True, "seed": SEED, **options}
-    return IterableShardDataset(path, decode=CROP, batch_size=batch, **order)
+    return ITERABLE[path.name](path, decode=CROP, batch_size=batch, **order)
 
 
 def loader_of(
@@ -175,7 +176,7 @@ def test_any_workers_and_batch_size_resume_the_state_of_one_process(
     assert sorted(flat(read) + found) == sorted(flat(by_loader(root / "lmdb", 4)))
 
 
-class States(IterableShardDataset):
+class States(IterableLMDBDataset):
     """Returns its state with each item, as torchdata does in workers."""
 
     def __iter__(self) -> Any:
@@ -251,11 +252,14 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(root: Path) ->
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_any_format_is_opened(root: Path, to: str) -> None:
+def test_any_format_is_opened_and_each_class_opens_its_own(root: Path, to: str) -> None:
     expected = by_loader(root / to, 0, shuffle=False)
     found = IterableShardDataset(root / to, decode=CROP, seed=SEED, batch_size=BATCH)
     assert type(found.dataset) is type(open_dataset(root / to))
     assert prints_of(found) == expected
+    for other in sorted({*FORMATS} - {to}):
+        with refused(UsageError, "open_dataset"):
+            ITERABLE[other](root / to)
 
 
 def test_a_map_style_dataset_keeps_its_own_options(root: Path) -> None:
@@ -273,14 +277,15 @@ def test_a_map_style_dataset_keeps_its_own_options(root: Path) -> None:
 def test_map_and_iterable_datasets_take_the_same_arguments_in_the_same_order() -> None:
     shared = list(inspect.signature(ShardDataset).parameters)
     assert shared == list(inspect.signature(open_dataset).parameters)
-    assert list(inspect.signature(IterableShardDataset).parameters)[: len(shared)] == shared
+    for kind in (IterableShardDataset, *ITERABLE.values()):
+        assert list(inspect.signature(kind).parameters)[: len(shared)] == shared
 
 
 def test_every_dataset_opens_a_split(root: Path) -> None:
     for opened in (
         open_dataset(root, split="lmdb"),
         ShardDataset(root, split="lmdb"),
-        IterableShardDataset(root, split="lmdb").dataset,
+        IterableLMDBDataset(root, split="lmdb").dataset,
     ):
         assert opened.path == root / "lmdb"
 
