@@ -267,7 +267,7 @@ class _Conversion:
         if self.field in LOSSY:
             raise BadImage(
                 f"a mask cannot be a {self.field} file, which changes values",
-                remedy="use PNG, or the kind image",
+                remedy="use PNG, or the kind image, as in --masks masks:image",
             )
         if view is None:
             upright = self.info.upright

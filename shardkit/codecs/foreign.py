@@ -159,6 +159,8 @@ def refuse_unread(file: BinaryIO) -> None:
     head = file.read(_HEAD)
     match = _MAGIC.match(head)
     name = (match.lastgroup or "") if match else _raw_tiff(file, head)
+    if head.startswith(b"version https://git-lfs"):
+        raise BadImage("it is a pointer of Git LFS", remedy="get the image with `git lfs pull`")
     if not name:
         return
     what = ("camera " * name.startswith("raw") + name).replace("_", " ")

@@ -356,8 +356,8 @@ def _are_splits(root: SourceFolder, folders: Sequence[str]) -> bool:
         verb = "looks like a split" if len(inner) == 1 else "look like splits"
         raise UsageError(
             f"{root}: {', '.join(inner)} {verb}, but {other} does not",
-            remedy=f"pass {setting('splits', True)} for splits, or {setting('splits', False)} "
-            "for classes",
+            remedy=f"pass {setting('splits', True)} if all are splits, {setting('splits', False)} "
+            f"if all are classes, or move {other} elsewhere",
         )
     return False
 

@@ -49,6 +49,9 @@ _NUMBERED = re.compile(r"([A-Za-z]+)[._ -]?\d+\.\w+")
 
 _NAMES_TRIED = 1000
 
+_PACKED = (".7z", ".rar", ".zip.001", ".7z.001")
+"""Suffixes of archives that are not read."""
+
 Recognizer = Callable[["Overview"], Iterable[Recognition]]
 
 
@@ -407,15 +410,22 @@ def the_kinds(
         return {"": kind}
     if splits := _splits_of(certain):
         return splits
-    if str(path).lower().endswith((".7z", ".rar")):
+    if str(path).lower().endswith(_PACKED):
         raise UsageError(f"{path} is packed:", remedy="unpack it, and convert the folder")
     if not kinds and only:
         raise UsageError(f"{path} is a folder without {only} files", remedy="name the file")
     if not kinds:
+        seen = Overview(path)
+        names = [*seen.files(suffix=_PACKED), *seen.folders(), *seen.files()]
+        if seen.is_folder and not names:
+            raise UsageError(f"{path} has nothing that may be data;", remedy="name another folder")
+        if names and names[0].lower().endswith(_PACKED):
+            raise UsageError(f"{path} has {names[0]}, which is packed;", remedy="unpack it")
         raise UsageError(
             f"{path}: no kind of source recognizes it;",
             remedy=f"choose one: shardkit convert KIND {shell(path, *rest)}, with KIND from "
-            f"{', '.join(source_names())}",
+            f"{', '.join(source_names())}. Or convert any dataset of Python, such as one of "
+            "torchvision: shardkit.convert(dataset, 'DST', to='lmdb')",
         )
     may_be = certain or kinds
     raise UsageError(

@@ -135,19 +135,28 @@ def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, 
     ``options`` are those of all of them; those that were recognized fill in for None.
     """
     _require_own_roots(root, kinds, options.get("root"))
-    members = {}
-    commands = []
-    for name, kind in kinds.items():
-        words = kind.by.options(root)
-        given = {key: value for key, value in options.items() if value is not None}
-        recognized = {
-            option[2:].replace("-", "_"): value
-            for option, value in zip(words[::2], words[1::2], strict=True)
-        }
-        source = open_source(kind.kind, root / as_name(kind.by.inside), **{**recognized, **given})
-        members[name] = Member(source, kind.places)
-        commands.append(kind.command(root, (f"DST/{name}", "--to", "lmdb")))
+    given = {key: value for key, value in options.items() if value is not None}
+    found = {name: _recognized(kind.by.options(root)) for name, kind in kinds.items()}
+    if any("labels" in of for of in found.values()):  # rows of other splits may have one each
+        for of in found.values():
+            of.update({"labels": of.pop("label")} if "label" in of else {})
+    members = {
+        name: Member(
+            open_source(kind.kind, root / as_name(kind.by.inside), **{**found[name], **given}),
+            kind.places,
+        )
+        for name, kind in kinds.items()
+    }
+    commands = [kind.command(root, (f"DST/{name}", "--to", "lmdb")) for name, kind in kinds.items()]
     return Together(root, members, commands)
+
+
+def _recognized(words: Sequence[str]) -> dict[str, str]:
+    """Return the words of a command as options."""
+    return {
+        option[2:].replace("-", "_"): value
+        for option, value in zip(words[::2], words[1::2], strict=True)
+    }
 
 
 def _require_own_roots(root: Path, kinds: Mapping[str, Recognized], given: str | None) -> None:

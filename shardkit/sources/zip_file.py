@@ -126,8 +126,10 @@ def _read_directory(path: str, *_: int) -> Directory:
             f"{path} states more data than it has: it is truncated, or members overlap"
         )
     directory = Directory({}, [])
-    for info in infos:
-        _add(directory, _name(info), _member(info))
+    names = [_name(info) for info in infos]
+    has_folders = any("/" in name for name in names)
+    for name, info in zip(names, infos, strict=True):
+        _add(directory, name if has_folders else name.replace("\\", "/"), _member(info))
     return directory
 
 
@@ -143,7 +145,8 @@ class _Bounded(io.FileIO):
 def _name(info: ZipInfo) -> str:
     """Return the name of a member. Without a flag, macOS writes UTF-8, and Windows code page 437.
 
-    Old .NET writes backslashes; no other name from Windows has one.
+    Old .NET writes backslashes; no other name from Windows has one. Nor does one from Unix, unless
+    an archive without folders is of old .NET, too, copied by a program that names another system.
     """
     name = info.orig_filename
     if not info.flag_bits & _UTF8:

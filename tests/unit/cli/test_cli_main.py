@@ -138,7 +138,7 @@ def test_messages_name_options_as_the_command_does(
     for words, fact in {
         "imagefolder photos out --val 1.5": "--val 1.5 is",
         "imagefolder photos made --limit 1": "--force replaces",
-        "imagefolder mixed out": "--splits for splits, or --no-splits",
+        "imagefolder mixed out": "--splits if all are splits, --no-splits",
         "imagefolder photos out --dct-scaling": "--dct-scaling requires --resize",
         "imagefolder photos seed=7 --staging /a/b": "seed=7 is local; --staging is",
         "imagefolder seed=0 out": "seed=0 does",

@@ -15,6 +15,7 @@ from helpers import jpeg, make_tree, png, run_main
 from refusals import refused, refuses
 
 from shardkit import UsageError, convert, open_dataset, open_source
+from shardkit.errors import BadImages
 
 JPEG = jpeg()
 MASK = png(mode="L")
@@ -617,6 +618,21 @@ def test_a_flat_split_next_to_classes_needs_a_list(tmp_path: Path) -> None:
         "train",
         "val",
     ]
+
+
+def test_what_is_packed_or_empty_is_named(tmp_path: Path) -> None:
+    for name in ("a.rar", "b.zip.001"):
+        source = make_tree(tmp_path / name[0], {name: b"x", "notes.doc": b"x"})
+        refuses(2, "convert", source, "DST", "--to", "lmdb", facts=(source, name, "unpack"))
+    (tmp_path / "none").mkdir()
+    refuses(2, "convert", tmp_path / "none", "DST", "--to", "lmdb", facts=(tmp_path / "none",))
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
+    source = make_tree(tmp_path / "src", {"cat/1.jpg": JPEG, "cat/2.jpg": pointer})
+    with refused(BadImages, "cat/2.jpg", "git lfs pull"):
+        convert(source, tmp_path / "out", to="lmdb")
 
 
 def test_what_no_kind_recognizes_is_refused(tmp_path: Path) -> None:

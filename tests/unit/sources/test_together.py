@@ -109,6 +109,21 @@ def test_splits_share_their_classes(tmp_path: Path) -> None:
     refuses(2, "convert", "imagefolder", *command[1:5], facts=(f"shardkit convert {source} ",))
 
 
+def test_splits_of_one_label_and_of_several_have_the_same_fields(tmp_path: Path) -> None:
+    """As Roboflow's columns of 0 and 1, if only some rows of val have several."""
+    files = {f"{split}/{split}{n}.jpg": JPEGS[split] for split in JPEGS for n in (1, 2)}
+    header = b"filename, cat, dog\n"
+    files["train/_classes.csv"] = header + b"train1.jpg, 1, 0\ntrain2.jpg, 0, 1\n"
+    files["val/_classes.csv"] = header + b"val1.jpg, 1, 1\nval2.jpg, 0, 1\n"
+    source = make_tree(tmp_path / "src", files)
+    command = ("convert", source, tmp_path / "out", "--to", "lmdb", "--no-shuffle")
+    assert run_main(*command, "--workers", "1").returncode == 0
+    made = {split: open_dataset(tmp_path / "out" / split).column("labels") for split in JPEGS}
+    labels = {split: [[*row] for row in column] for split, column in made.items()}
+    assert labels == {"train": [[0], [1]], "val": [[0, 1], [1]]}
+    assert verify(tmp_path / "out", against=source).findings == []
+
+
 def test_splits_with_other_categories_are_refused(tmp_path: Path) -> None:
     files = {**COCO, "annotations/instances_val2017.json": coco("val", ("cat", "fox"))}
     source = make_tree(tmp_path / "src", files)

@@ -358,3 +358,13 @@ def test_an_archive_that_changes_gives_no_image(tmp_path: Path) -> None:
     write_zip(path, {name: png(24, 16, 9) for name in CLASSES})
     with pytest.raises(BadImage):
         images.read([0])
+
+
+def test_backslashes_of_an_archive_without_folders_are_folders(tmp_path: Path) -> None:
+    """As old .NET writes, and other programs copy; a Unix name may have one next to folders."""
+    path = write_zip(tmp_path / "a.zip", {"cat\\1.jpg": JPEG, "dog\\2.jpg": JPEG})
+    found = open_source("zip", path).scan()
+    assert found.classes == ("cat", "dog")
+    path = write_zip(tmp_path / "b.zip", {"cat/1\\2.jpg": JPEG, "dog/2.jpg": JPEG})
+    entries = open_source("zip", path).scan().splits[""].entries
+    assert [entry.path for entry in entries] == ["cat/1\\2.jpg", "dog/2.jpg"]
