@@ -168,7 +168,7 @@ def compare(
 ) -> list[Tried]:
     """Compare the defaults of a plan with others; they stay first unless one is clearly faster."""
     race = _Race(measure, plan, clock, watch)
-    while race.rounds < _FINAL_ROUNDS and race.run(others):
+    while race.rounds < _FINAL_ROUNDS and race.run(others, least=1 + len(others)):
         pass
     return race.result().ranking
 
@@ -242,8 +242,11 @@ class _Race:
                 new.append(setting)
         return new
 
-    def run(self, field: Sequence[LoaderSpec]) -> bool:
-        """Measure the defaults and a field, as far as time permits; return whether it did."""
+    def run(self, field: Sequence[LoaderSpec], least: int = 2) -> bool:
+        """Measure the defaults and a field, as far as time permits; return whether it did.
+
+        A tiny budget must do for ``least`` settings, and for one that works.
+        """
         self._rounds.append(rates := {})
         attempts = 0
         seconds = min(max(self._plan.budget / 100, _SHORTEST), _LONGEST)
@@ -254,8 +257,8 @@ class _Race:
             elapsed = start - self._start
             each = self._seconds_per_worker.get(setting.engine)
             needed = seconds + _OVERHEAD + setting.workers * (each or 0.0)
-            # A tiny budget must do for two settings, and for one that works.
-            if elapsed + needed > self._plan.budget and len(self._tried) > 1 and self._working:
+            is_late = elapsed + needed > self._plan.budget
+            if is_late and len(self._tried) >= least and self._working:
                 self._out_of_time = True
                 continue
             self._watch(name_of(setting), min(elapsed, self._plan.budget), self._plan.budget)
