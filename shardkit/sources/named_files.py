@@ -29,6 +29,7 @@ from shardkit.sources.zip_file import (
     Member,
     ZipFolder,
     directory_of,
+    file_of,
     head_of,
     read_member,
     zip_folder,
@@ -152,7 +153,7 @@ class NamedSource(ListedSource):
 
     def paths(self) -> Sequence[Path]:
         """Return the list and the folder."""
-        return [self.path, Path(self.root)]
+        return [file_of(self.path), file_of(self.root)]
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the path of an image file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from shardkit.contracts import SourceKind
@@ -43,6 +44,7 @@ from shardkit.sources.recognize import splits_in
 from shardkit.sources.table_layout import recognize_table
 from shardkit.sources.table_rows import columns_of, find_tables, is_text, rows_of
 from shardkit.sources.table_text import Dialect, dialect_of, stated
+from shardkit.sources.zip_file import ZipFolder, file_of
 from shardkit.system.text import name_list, quoted
 
 FILE_NAME = "file_name"
@@ -266,7 +268,7 @@ class Table(NamedSource):
 
     def paths(self) -> Sequence[Path]:
         """Return the tables and the folder of images."""
-        return [*map(Path, self._lists.paths), Path(self.root)]
+        return [*map(file_of, self._lists.paths), file_of(self.root)]
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the rows of all tables, in order."""
@@ -351,6 +353,21 @@ class Table(NamedSource):
         self._nested = {of: path for of, path in by_name.items() if count[of] == 1}
         if file := next((of for of in by_name if of.rpartition(".")[0] == name), None):
             self._refuse_without(name, by_name[file])
+        archive = "" if nested else self._archive_with(name.rpartition("/")[2])
+        if archive:
+            raise UsageError(
+                f"{self._lists.paths[0]}: there is no file {quoted(name)}, but {archive} has it",
+                remedy=f"name the archive of its images: {setting('root', archive)}",
+            )
+
+    def _archive_with(self, name: str) -> str:
+        """Return an archive in the root with a file of this name, perhaps with a suffix; or ""."""
+        for path in sorted(glob.glob(os.path.join(glob.escape(self.root), "*.zip"))):
+            with suppress(UsageError):
+                files = ZipFolder(path).members()
+                if any(PurePath(of).name == name or PurePath(of).stem == name for of, _ in files):
+                    return path
+        return ""
 
     def _refuse_without(self, name: str, file: str) -> None:
         """Refuse a name that lacks the suffix of its file."""

@@ -18,7 +18,7 @@ from typing import IO, Any, AnyStr, Generic, NamedTuple
 
 from shardkit.errors import ConversionFailed, UsageError, setting
 from shardkit.sources.images import has_image_suffix
-from shardkit.sources.zip_file import open_member, zip_folder
+from shardkit.sources.zip_file import file_of, open_member, zip_folder
 from shardkit.system.files import open_regular
 from shardkit.system.text import quoted, size
 
@@ -92,8 +92,7 @@ def stated(delimiter: str | None, encoding: str | None, no_quotes: bool) -> Dial
 def dialect_of(path: str, given: Dialect = DETECTED) -> Dialect:
     """Return how a file is written."""
     try:
-        archive = zip_folder(path)
-        status = os.stat(archive.path if archive else path)
+        status = os.stat(file_of(path))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     return _detect(path, given, (status.st_mtime_ns, status.st_size))

@@ -387,6 +387,12 @@ def zip_folder(path: str | Path) -> ZipFolder | None:
     return None
 
 
+def file_of(path: str | Path) -> Path:
+    """Return the archive that a path leads into, or the path itself."""
+    place = zip_folder(path)
+    return Path(place.path if place else path)
+
+
 def open_member(at: ZipFolder) -> io.RawIOBase:
     """Open the member at a path, unpacked to a temporary file; UsageError if it cannot be."""
     name = str(at)

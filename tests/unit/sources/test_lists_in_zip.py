@@ -63,6 +63,23 @@ def test_a_folder_of_a_table_and_an_archive_is_one_source(tmp_path: Path, how: i
     assert loaded(tmp_path / "out") == found
 
 
+def test_jobs_read_an_archive_where_it_is(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "x.zip", FOLDER)
+    assert run_main("convert", path, tmp_path / "out", *TO, "--plan-only").returncode == 0
+    assert run_main("work", tmp_path / "out", "--claim").returncode == 0
+    assert run_main("commit", tmp_path / "out").returncode == 0
+    assert len(loaded(tmp_path / "out")) == 3
+
+
+def test_an_archive_next_to_a_table_is_found_by_its_first_image(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "dogs", {"labels.csv": TABLE})
+    path = write_zip(source / "train.zip", IMAGES)
+    (source / "a.zip").write_bytes(b"PK")
+    words = ("convert", "table", source / "labels.csv", "DST", *TO, "--image", "id")
+    refuses(2, *words, facts=("'a'", f"--root {path}"))
+    refuses(2, *words, "--root", path, facts=("train/a.jpg", "--suffix .jpg"))
+
+
 def test_an_archive_with_its_table_is_the_dataset_of_its_folder(tmp_path: Path) -> None:
     folder = make_tree(tmp_path / "x", FOLDER)
     path = write_zip(tmp_path / "x.zip", FOLDER)
