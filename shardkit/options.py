@@ -209,9 +209,7 @@ def require_integer(option: str, value: object, minimum: int | None = None) -> i
     if type(value) is not int:
         raise UsageError(f"{setting(option, value)} is not an integer")
     if minimum is not None and value < minimum:
-        raise UsageError(
-            f"{setting(option, value)} is too small;", remedy=f"use at least {minimum}"
-        )
+        raise UsageError(f"{setting(option, value)} is too low;", remedy=f"use at least {minimum}")
     return value
 
 

@@ -58,9 +58,7 @@ class BlockShuffle:
                     f"BlockShuffle({setting(name, value)}) is not a positive number of rows"
                 )
         if self.buffer < self.rows:
-            raise UsageError(
-                f"a block of {self.rows} rows does not fit in a buffer of {self.buffer}"
-            )
+            raise UsageError(f"a block of {self.rows} rows exceeds the buffer of {self.buffer}")
 
     @property
     def window(self) -> int:

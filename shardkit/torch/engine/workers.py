@@ -194,9 +194,7 @@ def require_start(method: str, fetch: Fetch) -> None:
     """Check that workers can be started by ``method``."""
     methods = multiprocessing.get_all_start_methods()
     if method not in methods:
-        raise UsageError(
-            f"start_method={method!r} is not available here; choose from {', '.join(methods)}"
-        )
+        raise UsageError(f"start_method={method!r} is unknown; choose from {', '.join(methods)}")
     if method == "fork":
         return
     problem = main_problem()
