@@ -17,7 +17,7 @@ _PUBLIC = {
     "changes.fields": "add_fields remove_fields replace_fields undo_fields",
     "changes.merge": "merge",
     "changes.splitting": "split",
-    "errors": "ConversionFailed CorruptDataset ShardkitError UsageError",
+    "errors": "ShardkitError UsageError",
     "exporting.export": "export",
     "kinds.field": "Field",
     "measure.bench.bench": "bench",
@@ -49,7 +49,6 @@ _PUBLIC = {
     "remote.upload": "upload",
     "reporting.describe": "describe",
     "verification.diff": "diff",
-    "verification.reindex": "reindex",
     "verification.repair": "repair",
     "verification.verify": "verify",
 }

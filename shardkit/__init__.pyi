@@ -19,8 +19,6 @@ from shardkit.changes.merge import merge as merge
 from shardkit.codecs.image import Color
 from shardkit.contracts import Source
 from shardkit.conversion.convert import Converted
-from shardkit.errors import ConversionFailed as ConversionFailed
-from shardkit.errors import CorruptDataset as CorruptDataset
 from shardkit.errors import ShardkitError as ShardkitError
 from shardkit.errors import UsageError as UsageError
 from shardkit.exporting.export import export as export
@@ -70,7 +68,6 @@ from shardkit.torch.prefetch import DevicePrefetcher as DevicePrefetcher
 from shardkit.torch.prefetch import Normalize as Normalize
 from shardkit.torch.sampler import EpochBatchSampler as _EpochBatchSampler
 from shardkit.verification.diff import diff as diff
-from shardkit.verification.reindex import reindex as reindex
 from shardkit.verification.repair import repair as repair
 from shardkit.verification.verify import Verification
 

@@ -19,10 +19,11 @@ from helpers import DEADLINE, FORMATS, make_dataset, make_tree, png
 from refusals import refused
 from torch.utils.data import DataLoader
 
-from shardkit import CorruptDataset, collate, make_loader, open_dataset
+from shardkit import collate, make_loader, open_dataset
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.dataset import index_reader
+from shardkit.errors import CorruptDataset
 from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.testing.tools import call_in

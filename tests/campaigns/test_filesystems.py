@@ -19,19 +19,19 @@ from helpers import DEADLINE, FORMATS, make_dataset, make_folder, python, tree
 from no_locks import can_refuse_locks, refuse_locks
 
 from shardkit import (
-    CorruptDataset,
     UsageError,
     add_fields,
     append,
     describe,
     make_loader,
     open_dataset,
-    reindex,
     report,
     verify,
 )
 from shardkit.dataset import handles
+from shardkit.errors import CorruptDataset
 from shardkit.testing.tools import call_in
+from shardkit.verification.reindex import reindex
 
 READ_ALL = """
 import os, sys

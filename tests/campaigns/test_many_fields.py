@@ -16,9 +16,10 @@ import pytest
 from campaign import cases, draw, points
 from kinds import SAMPLES, SCHEMA, content, contents, same
 
-from shardkit import ShardkitError, convert, reindex, repair, verify
+from shardkit import ShardkitError, convert, repair, verify
 from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.record import ABSENT
+from shardkit.verification.reindex import reindex
 
 FORMATS = ("hdf5", "lmdb", "webdataset")
 SECONDS = 240

@@ -17,7 +17,6 @@ from hostile.damage import edit
 from refusals import refused
 
 from shardkit import (
-    CorruptDataset,
     ShardkitError,
     UsageError,
     append,
@@ -30,6 +29,7 @@ from shardkit import (
 from shardkit.cluster.work import commit
 from shardkit.conversion.staging import DATASET, WORK_NAME
 from shardkit.dataset.source import DatasetSource
+from shardkit.errors import CorruptDataset
 from shardkit.system.files import write_atomically
 from shardkit.system.user_files import write_result
 

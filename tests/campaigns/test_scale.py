@@ -16,9 +16,10 @@ import pytest
 from helpers import png
 from refusals import refused
 
-from shardkit import BlockShuffle, CorruptDataset, Field, Rank, make_loader, open_dataset
+from shardkit import BlockShuffle, Field, Rank, make_loader, open_dataset
 from shardkit.dataset.index import ROW, ROWS_NAME, pack_row
 from shardkit.dataset.manifest import FieldEntry, Manifest, ShardEntry, save_manifest
+from shardkit.errors import CorruptDataset
 from shardkit.recipe import Recipe
 from shardkit.sampling.order import Order
 from shardkit.system.npy import npy_header

@@ -34,8 +34,7 @@ from hostile.foreign_shards import (
 )
 from refusals import refused
 
-from shardkit import ConversionFailed
-from shardkit.errors import BadImage
+from shardkit.errors import BadImage, ConversionFailed
 from shardkit.kinds import values
 from shardkit.registry import get_source
 from shardkit.sources import driver, hdf5_reader, inputs, kept, lmdb_reader, tar_members, voc

@@ -20,19 +20,17 @@ from stated import restate_json, stated
 from tars import PRODUCERS, NotInstalledError
 
 from shardkit import (
-    ConversionFailed,
-    CorruptDataset,
     UsageError,
     attach,
     convert,
     describe,
     open_dataset,
     open_source,
-    reindex,
     repair,
     verify,
 )
-from shardkit.errors import BadImages, CorruptRecord, CorruptShard
+from shardkit.errors import BadImages, ConversionFailed, CorruptDataset, CorruptRecord, CorruptShard
+from shardkit.verification.reindex import reindex
 
 ROWS = 5
 """Samples of an archive."""

@@ -23,23 +23,22 @@ from stated import restate_json
 
 from shardkit import (
     CenterCrop,
-    CorruptDataset,
     UsageError,
     attach,
     convert,
     open_dataset,
     open_source,
-    reindex,
     repair,
     verify,
 )
 from shardkit.conversion.assemble import Assembly, ShardGroup, save_manifests
 from shardkit.dataset.index import TIMES, IndexPart, as_rows, pack_row
 from shardkit.dataset.manifest import AttachedShard
-from shardkit.errors import BadImages, CorruptRecord
+from shardkit.errors import BadImages, CorruptDataset, CorruptRecord
 from shardkit.kinds.field import default_schema
 from shardkit.recipe import Recipe
 from shardkit.system.npy import save_npy
+from shardkit.verification.reindex import reindex
 
 FILES = {
     "cat/a b.jpg": jpeg(40, 30, 1),

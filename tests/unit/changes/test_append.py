@@ -27,7 +27,6 @@ from refusals import refused
 from stated import done, restate_json, stated
 
 from shardkit import (
-    CorruptDataset,
     Field,
     Sample,
     ShardDataset,
@@ -44,7 +43,7 @@ from shardkit import (
     replace_fields,
     verify,
 )
-from shardkit.errors import BadImages
+from shardkit.errors import BadImages, CorruptDataset
 
 MORE = {"cat/new.jpg": jpeg(seed=8), "bird/1.png": png(seed=9), "bird/2.png": png(seed=10)}
 """Images of an existing and a new class."""

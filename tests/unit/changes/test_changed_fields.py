@@ -35,7 +35,6 @@ from stated import stated
 import shardkit
 from shardkit import (
     Balanced,
-    CorruptDataset,
     Field,
     UsageError,
     add_fields,
@@ -56,7 +55,8 @@ from shardkit import (
     upload,
     verify,
 )
-from shardkit.errors import BadImages, StateMismatch
+from shardkit.errors import BadImages, CorruptDataset, StateMismatch
+from shardkit.verification.reindex import reindex
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "layers_of_tars.py"
 
@@ -506,7 +506,7 @@ def test_damage_in_a_layer_is_found(made: Path, tmp_path: Path) -> None:
     assert {finding.file for finding in verify(made).findings} == {
         "layers/000001/index/columns/caption.npy"
     }
-    assert shardkit.reindex(made) == 6
+    assert reindex(made) == 6
     assert verify(made).ok
     (made / "layers" / "000001" / "shardkit.json").write_text("{}")
     assert not verify(made).ok

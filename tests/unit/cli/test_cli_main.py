@@ -19,12 +19,12 @@ from helpers import DEADLINE, make_folder, python, run, run_main, shardkit_comma
 from refusals import refused, refuses
 
 import shardkit
-from shardkit import ConversionFailed, CorruptDataset, UsageError, convert
+from shardkit import UsageError, convert
 from shardkit.cli import main
 from shardkit.cli.main import cli
 from shardkit.cli.printing import some
 from shardkit.cli.run import error_fields, flags_of
-from shardkit.errors import setting, spelled
+from shardkit.errors import ConversionFailed, CorruptDataset, setting, spelled
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/some/file")
 

@@ -10,10 +10,10 @@ import pytest
 from helpers import FORMATS, jpeg, make_tree, png, tree
 from refusals import refused
 
-from shardkit import ConversionFailed
 from shardkit.conversion import build
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.task import ShardResult, carry_out, load_result
+from shardkit.errors import ConversionFailed
 from shardkit.formats.hdf5 import Hdf5Writer
 from shardkit.kinds.field import default_schema
 from shardkit.recipe import Recipe

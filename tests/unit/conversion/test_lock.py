@@ -15,8 +15,9 @@ import pytest
 from helpers import make_tree, tree
 from refusals import refused
 
-from shardkit import ConversionFailed, UsageError
+from shardkit import UsageError
 from shardkit.conversion.lock import locked, require_dead
+from shardkit.errors import ConversionFailed
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 from helpers import make_folder, make_tree, tree
 from refusals import refused
 
-from shardkit import ConversionFailed, CorruptDataset, ShardkitError, UsageError, convert
+from shardkit import ShardkitError, UsageError, convert
 from shardkit.conversion import fingerprint, staging
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.fingerprint import ConversionFingerprint
@@ -30,6 +30,7 @@ from shardkit.conversion.staging import (
     check_target,
     open_staging,
 )
+from shardkit.errors import ConversionFailed, CorruptDataset
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
 
 

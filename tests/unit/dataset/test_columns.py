@@ -17,16 +17,8 @@ from hostile.damage import edit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit import (
-    BlockShuffle,
-    CorruptDataset,
-    Field,
-    convert,
-    make_loader,
-    open_dataset,
-    reindex,
-    verify,
-)
+from shardkit import BlockShuffle, Field, convert, make_loader, open_dataset, verify
+from shardkit.errors import CorruptDataset
 from shardkit.kinds.column import (
     Column,
     build_column,
@@ -37,6 +29,7 @@ from shardkit.kinds.column import (
 )
 from shardkit.kinds.number import number_as_json
 from shardkit.record import Record
+from shardkit.verification.reindex import reindex
 
 FIELDS = {
     "number": Field("number", "float64"),

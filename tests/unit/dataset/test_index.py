@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
-from shardkit import CorruptDataset, Field
+from shardkit import Field
 from shardkit.changes.layered import relabeled
 from shardkit.dataset import index_reader
 from shardkit.dataset.index import (
@@ -39,7 +39,7 @@ from shardkit.dataset.index import (
     save_index,
 )
 from shardkit.dataset.shardset import open_shards
-from shardkit.errors import CorruptShard
+from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.kinds.column import build_column, pack_value
 from shardkit.kinds.field import Packed
 

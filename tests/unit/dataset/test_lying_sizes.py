@@ -15,8 +15,8 @@ from helpers import jpeg, make_dataset, make_tree, png
 from hostile.damage import edit, restate_files, with_checks
 from refusals import refused
 
-from shardkit import CenterCrop, CorruptDataset, RandomResizedCrop, Resize, open_dataset
-from shardkit.errors import CorruptRecord
+from shardkit import CenterCrop, RandomResizedCrop, Resize, open_dataset
+from shardkit.errors import CorruptDataset, CorruptRecord
 
 DECODES: list[Any] = [
     "pil",

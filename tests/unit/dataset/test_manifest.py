@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import refused, refuses
 
-from shardkit import CorruptDataset, Field, ShardkitError, UsageError
+from shardkit import Field, ShardkitError, UsageError
 from shardkit.dataset.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
@@ -30,7 +30,7 @@ from shardkit.dataset.manifest import (
     save_manifest,
 )
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
-from shardkit.errors import Problem
+from shardkit.errors import CorruptDataset, Problem
 from shardkit.system.files import SMALL_BYTES
 
 Change = Callable[[dict[str, Any]], object]

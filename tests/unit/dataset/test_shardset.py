@@ -14,8 +14,8 @@ from helpers import FORMATS, make_dataset, make_folder
 from hostile.damage import restate_files, with_checks
 from refusals import refused
 
-from shardkit import CorruptDataset, ShardDataset, UsageError, open_dataset
-from shardkit.errors import CorruptRecord
+from shardkit import ShardDataset, UsageError, open_dataset
+from shardkit.errors import CorruptDataset, CorruptRecord
 
 ROWS = 9
 INDEX = "index/rows.npy"

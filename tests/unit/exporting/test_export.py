@@ -35,15 +35,8 @@ from PIL import Image
 from refusals import refused, refuses
 from stated import restate_json
 
-from shardkit import (
-    ConversionFailed,
-    CorruptDataset,
-    Field,
-    Sample,
-    UsageError,
-    convert,
-    export,
-)
+from shardkit import Field, Sample, UsageError, convert, export
+from shardkit.errors import ConversionFailed, CorruptDataset
 from shardkit.exporting.output import OutputFolder
 from shardkit.testing.tools import call_in
 

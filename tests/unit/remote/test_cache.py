@@ -11,8 +11,8 @@ import pytest
 from helpers import python, wait_until
 from refusals import refused
 
-from shardkit import CorruptDataset, ShardkitError, UsageError
-from shardkit.errors import CorruptShard
+from shardkit import ShardkitError, UsageError
+from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.remote import cache as cache_module
 from shardkit.remote.cache import Cache, Fill, RemoteFile, open_cache, pin
 

@@ -12,7 +12,8 @@ from buckets import BUCKET, SECRET, Bucket
 from helpers import copy_dataset, make_dataset, make_folder, run_main
 from refusals import refused, refuses
 
-from shardkit import CorruptDataset, ShardkitError, UsageError, convert, upload
+from shardkit import ShardkitError, UsageError, convert, upload
+from shardkit.errors import CorruptDataset
 
 URL = f"s3://{BUCKET}/data"
 CLAIM = ".shardkit-upload.json"

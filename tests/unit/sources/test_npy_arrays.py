@@ -18,15 +18,8 @@ from helpers import tree
 from refusals import refused
 from table import for_each
 
-from shardkit import (
-    ConversionFailed,
-    UsageError,
-    convert,
-    open_dataset,
-    open_source,
-    repair,
-    verify,
-)
+from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
+from shardkit.errors import ConversionFailed
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -20,8 +20,8 @@ from foreign import make_tar, png_of
 from interrupting import interrupt_everywhere
 from refusals import refused
 
-from shardkit import ConversionFailed, open_source
-from shardkit.errors import BadImage
+from shardkit import open_source
+from shardkit.errors import BadImage, ConversionFailed
 from shardkit.sources import inputs, library_process, unpacking
 from shardkit.sources.inputs import OpenedFile
 

@@ -18,7 +18,7 @@ from helpers import make_folder, make_tree, tree
 from interrupting import interrupt_everywhere
 from refusals import refused
 
-from shardkit import ShardkitError, UsageError, reindex, repair
+from shardkit import ShardkitError, UsageError, repair
 from shardkit.errors import DiskFull
 from shardkit.system import files, safe_paths
 from shardkit.system import scratch as module
@@ -38,6 +38,7 @@ from shardkit.system.files import (
 from shardkit.system.scratch import scratch
 from shardkit.system.temporary import TemporaryBytes, TemporaryFolder, full_disk_named
 from shardkit.system.user_files import write_result
+from shardkit.verification.reindex import reindex
 
 
 def test_a_file_appears_complete(tmp_path: Path) -> None:

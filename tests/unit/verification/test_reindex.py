@@ -16,8 +16,9 @@ from pairwise import pairwise
 from refusals import refused
 from stated import being_written, shards_of
 
-from shardkit import CorruptDataset, UsageError, add_fields, reindex, repair, verify
-from shardkit.errors import CorruptShard
+from shardkit import UsageError, add_fields, repair, verify
+from shardkit.errors import CorruptDataset, CorruptShard
+from shardkit.verification.reindex import reindex
 
 
 @pytest.fixture

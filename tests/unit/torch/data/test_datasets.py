@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, default_collate
 
 from shardkit import (
     CenterCrop,
-    CorruptDataset,
     HDF5Dataset,
     LMDBDataset,
     Resize,
@@ -29,7 +28,7 @@ from shardkit import (
     open_dataset,
     verify,
 )
-from shardkit.errors import BadImage, CorruptRecord, TransformFailed
+from shardkit.errors import BadImage, CorruptDataset, CorruptRecord, TransformFailed
 from shardkit.torch.data.images import DecodeName
 
 KINDS: dict[str, type[ShardDataset]] = {
