@@ -28,7 +28,7 @@ _SAMPLES = "shardkit.sources.samples:Samples"
 _TOGETHER = "shardkit.sources.together:reopen"
 
 MEMBER = "member"
-"""The entry of a description with the places of a split's own source, below the path."""
+"""The entry of a description with the paths of a split's own source, below the path."""
 
 DIVISION = "division"
 """The entry of a description with the rule by which images were divided, and the side."""

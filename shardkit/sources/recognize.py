@@ -258,10 +258,10 @@ def _classes_beside(seen: Overview, others: Sequence[Recognized]) -> Iterator[Re
     """Yield the splits with class folders if others, of files, are of other splits."""
     if not all(kind.by.inside for kind in others):
         return
-    places = {part for kind in others for word in kind.places for part in word.split("/")}
+    paths = {part for kind in others for word in kind.paths for part in word.split("/")}
     for name in filter(is_split_name, seen.folders()):
         classes = [inner for inner in seen.folders(name) if has_images(seen, f"{name}/{inner}")]
-        if classes and name not in places and not seen.images(name):
+        if classes and name not in paths and not seen.images(name):
             inside = name if len(classes) > 1 else _unwrapped(seen, name)
             yield Recognition(f"folders of images in {inside}/", inside=inside)
 
@@ -317,10 +317,10 @@ class Recognized(NamedTuple):
         return f"{self.kind}: {self.by.evidence}"
 
     @property
-    def places(self) -> list[str]:
+    def paths(self) -> list[str]:
         """What is read, below the path: a folder, or a file and the folder of its images."""
         options = itertools.pairwise(self.by.words)
-        roots = [place[3:] for option, place in options if option == "--root"]
+        roots = [path[3:] for option, path in options if option == "--root"]
         folder, _, file = self.by.inside.rpartition("/")
         is_list = "." in file and get_source(self.kind).has_option("root")
         return [self.by.inside, *(roots or [folder] * is_list)]
@@ -449,18 +449,18 @@ def _splits_of(kinds: Sequence[Recognized]) -> Mapping[str, Recognized]:
 def left_out(path: str | Path, kinds: Iterable[Recognized]) -> list[str]:
     """Return what is next to what is read below a path; folders end with a slash."""
     seen = load(_ARCHIVE)(path) or Overview(path)
-    read = [place for kind in kinds for place in kind.places]
+    read = [inside for kind in kinds for inside in kind.paths]
     found = []
     waiting = [""] * ("" not in read)
     for top in waiting:
         for name in (*seen.folders(top), *seen.files(top)):
-            place = below(top, name)
-            if any(other.startswith(f"{place}/") for other in read if place not in read):
-                waiting.append(place)
-            elif place not in read and not any(
-                fnmatch.fnmatch(place, pattern) for pattern in read if "*" in pattern
+            inside = below(top, name)
+            if any(other.startswith(f"{inside}/") for other in read if inside not in read):
+                waiting.append(inside)
+            elif inside not in read and not any(
+                fnmatch.fnmatch(inside, pattern) for pattern in read if "*" in pattern
             ):
-                found.append(place + "/" * (name in seen.folders(top)))
+                found.append(inside + "/" * (name in seen.folders(top)))
     return found
 
 
@@ -520,8 +520,8 @@ def _commands(kinds: Sequence[Recognized], path: str | Path, rest: Sequence[str]
     names = [kind.name for kind in kinds]
     if len(set(names)) < len(names):
         names = [kind.by.inside or kind.kind for kind in kinds]
-    places = [os.path.join(target, name) if several else target for name in names]
+    goals = [os.path.join(target, name) if several else target for name in names]
     commands = [
-        kind.command(path, [place, *options]) for kind, place in zip(kinds, places, strict=True)
+        kind.command(path, [goal, *options]) for kind, goal in zip(kinds, goals, strict=True)
     ]
     return ", or ".join(commands)

@@ -47,15 +47,15 @@ _ROWS = 10_000
 
 def find_tables(path: str | Path) -> InputFiles:
     """Return the tables that a path names: files, or one in a zip archive."""
-    place = zip_folder(path)
-    if place is None:
+    folder = zip_folder(path)
+    if folder is None:
         return find_files(path, SUFFIXES)
-    if isinstance(place.content(), Member):
+    if isinstance(folder.content(), Member):
         return InputFiles((str(path),), (os.path.basename(path),), ())
-    tables = [name for name, _ in ZipFolder(place.path).members() if name.endswith(_NAMED)]
+    tables = [name for name, _ in ZipFolder(folder.path).members() if name.endswith(_NAMED)]
     raise UsageError(
-        f"{path} is not a table: {place.path} has {name_list(tables) or 'none'}",
-        remedy=f"name one, such as {place.path}/{tables[0]}" if tables else None,
+        f"{path} is not a table: {folder.path} has {name_list(tables) or 'none'}",
+        remedy=f"name one, such as {folder.path}/{tables[0]}" if tables else None,
     )
 
 

@@ -22,7 +22,7 @@ class Member(NamedTuple):
     """The source of a split."""
 
     source: Source
-    places: Sequence[str]
+    paths: Sequence[str]
     """Its path below the folder, and that of its images; none if the path has all splits."""
 
 
@@ -50,10 +50,10 @@ class Together(Source):
         return [self.root]
 
     def describe(self, split: str) -> Mapping[str, Any]:
-        """Return the description of a split, with its place in the folder."""
-        source, places = self.members[split]
+        """Return the description of a split, with its paths in the folder."""
+        source, paths = self.members[split]
         name = as_text(self.root.resolve().name)
-        return {**source.describe(""), "name": name, MEMBER: list(places)}
+        return {**source.describe(""), "name": name, MEMBER: list(paths)}
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the images of all splits, which share their classes."""
@@ -143,7 +143,7 @@ def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, 
     members = {
         name: Member(
             open_source(kind.kind, root / as_name(kind.by.inside), **{**found[name], **given}),
-            kind.places,
+            kind.paths,
         )
         for name, kind in kinds.items()
     }
@@ -161,7 +161,7 @@ def _recognized(words: Sequence[str]) -> dict[str, str]:
 
 def _require_own_roots(root: Path, kinds: Mapping[str, Recognized], given: str | None) -> None:
     """Refuse the folder of one split for all splits, where each has its own."""
-    roots = {os.path.realpath(root / as_name(kind.places[-1])) for kind in kinds.values()}
+    roots = {os.path.realpath(root / as_name(kind.paths[-1])) for kind in kinds.values()}
     if given is not None and len(roots) > 1 and os.path.realpath(given) in roots:
         raise UsageError(
             f"{setting('root', given)} is the folder of one split of {root}, which has "
@@ -182,22 +182,22 @@ def reopen(kind: str, root: Path, described: Described) -> Together:
     """Return the source that the manifests of splits describe."""
     members = {}
     for name, description in described.items():
-        places = _places(description)
+        paths = _paths(description)
         rest = {key: value for key, value in description.items() if key != MEMBER}
-        path = Path("@".join(str(root / as_name(place)) for place in places) or root)
-        members[name] = Member(get_source(kind).find(path, {"": rest}), places)
+        path = Path("@".join(str(root / as_name(inside)) for inside in paths) or root)
+        members[name] = Member(get_source(kind).find(path, {"": rest}), paths)
     return Together(root, members)
 
 
-def _places(description: Mapping[str, Any]) -> Sequence[str]:
+def _paths(description: Mapping[str, Any]) -> Sequence[str]:
     try:
-        places = description[MEMBER]
-        if len(places) > 2 or any("{" in place and ".." in place for place in places):
+        paths = description[MEMBER]
+        if len(paths) > 2 or any("{" in path and ".." in path for path in paths):
             raise ValueError("they are too many, or lead out")
-        for place in filter(None, places):
-            parts_of_text(place)
+        for path in filter(None, paths):
+            parts_of_text(path)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptDataset(
             f"the manifest does not state the files of the split: {error}"
         ) from error
-    return tuple(places)
+    return tuple(paths)
