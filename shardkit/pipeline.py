@@ -15,15 +15,7 @@ import numpy as np
 from PIL import Image
 
 from shardkit.codecs.geometry import Geometry, centered, crop_or_pad, turn
-from shardkit.codecs.image import (
-    Coding,
-    Color,
-    Decoding,
-    ImageInfo,
-    encode,
-    pixel_codec,
-    resize,
-)
+from shardkit.codecs.image import Coding, Color, Decoding, ImageInfo, encode, pixel_codec, resize
 from shardkit.codecs.image_type import RGB, ImageType, TypedPixels
 from shardkit.codecs.libjpeg import LEAST_SIDE, jpeg_loss, reduction, sufficient_eighths
 from shardkit.codecs.limits import MAX_PIXELS, TooManyPixels, in_turn_if_large, pixels_up_to

@@ -15,12 +15,7 @@ from typing import Any, NamedTuple
 from shardkit.changes.combine import manifests_of
 from shardkit.changes.field_source import LayerSource, Samples
 from shardkit.changes.field_table import Matched, TableValues, is_table
-from shardkit.changes.field_values import (
-    FieldValues,
-    FileValues,
-    FunctionValues,
-    SequenceValues,
-)
+from shardkit.changes.field_values import FieldValues, FileValues, FunctionValues, SequenceValues
 from shardkit.changes.layers import (
     Publication,
     as_layer,

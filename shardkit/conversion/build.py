@@ -23,12 +23,7 @@ from shardkit.codecs.limits import pixels_up_to
 from shardkit.contracts import Images, ShardSpec, ShardWriter
 from shardkit.conversion.bulk import Prepared, read_ordinary, read_together
 from shardkit.conversion.observers import Observed, get_observer
-from shardkit.conversion.task import (
-    FEWER,
-    ShardResult,
-    Task,
-    save_result,
-)
+from shardkit.conversion.task import FEWER, ShardResult, Task, save_result
 from shardkit.dataset.index import IndexPart, join_parts
 from shardkit.dataset.index_builder import ShardPart, index_shard
 from shardkit.dataset.located import EncodedImage

@@ -22,12 +22,7 @@ from shardkit.conversion.exchange import FolderExchange, files_of
 from shardkit.conversion.fingerprint import ConversionFingerprint, differences, saved_digest
 from shardkit.conversion.lock import locked
 from shardkit.dataset.index import INDEX_DIRECTORY
-from shardkit.dataset.manifest import (
-    MANIFEST_NAME,
-    PARTS,
-    is_of_layer,
-    require_file_name,
-)
+from shardkit.dataset.manifest import MANIFEST_NAME, PARTS, is_of_layer, require_file_name
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import ConversionFailed, ShardkitError, UsageError, setting
 from shardkit.record import dump_json, load_json

@@ -21,12 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.contracts import Format, Range, ShardSpec
-from shardkit.formats.hdf5_layout import (
-    STORED_TYPES,
-    MalformedHdf5Error,
-    StoredArray,
-    find_arrays,
-)
+from shardkit.formats.hdf5_layout import STORED_TYPES, MalformedHdf5Error, StoredArray, find_arrays
 from shardkit.formats.ranges import KEY, META, RangeReader, header_of
 from shardkit.formats.table import Table, TableRows
 from shardkit.kinds.field import Field

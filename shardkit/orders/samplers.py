@@ -9,13 +9,7 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
 from shardkit.errors import UsageError
-from shardkit.orders.weighted import (
-    BLOCK,
-    GroupedOrder,
-    WeightedOrder,
-    block_counts,
-    check_weights,
-)
+from shardkit.orders.weighted import BLOCK, GroupedOrder, WeightedOrder, block_counts, check_weights
 from shardkit.sampling.order import Order, Positions
 from shardkit.torch.data.nested import has_rows, inner_datasets
 from shardkit.torch.data.order_options import OrderSampler

@@ -17,13 +17,7 @@ from shardkit.errors import CorruptDataset, ShardkitError, UsageError, setting
 from shardkit.remote import fetch, objects
 from shardkit.remote.process import call
 from shardkit.system.files import SMALL_BYTES, as_name, has_sha256, parts_of_text
-from shardkit.system.safe_paths import (
-    NO_PATH,
-    UNFIT,
-    make_folder,
-    open_plain,
-    opened,
-)
+from shardkit.system.safe_paths import NO_PATH, UNFIT, make_folder, open_plain, opened
 from shardkit.system.temporary import TemporaryFolder
 from shardkit.verification.findings import CheckedShard, Finding, ShardCheck
 from shardkit.verification.shard_check import Checks

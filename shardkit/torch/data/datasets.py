@@ -16,13 +16,7 @@ from torch.utils.data import Dataset
 
 from shardkit.codecs.image import Decoding
 from shardkit.dataset.manifest import Manifest
-from shardkit.dataset.shardset import (
-    SelectedTexts,
-    ShardSet,
-    as_array,
-    resolve_rows,
-    selected_rows,
-)
+from shardkit.dataset.shardset import SelectedTexts, ShardSet, as_array, resolve_rows, selected_rows
 from shardkit.errors import UsageError
 from shardkit.kinds.field import Schema
 from shardkit.options import check_integer, takes

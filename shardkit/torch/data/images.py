@@ -23,13 +23,7 @@ from shardkit.system import compiled
 from shardkit.system.scratch import scratch
 from shardkit.torch.data.batch_rows import BatchRows
 from shardkit.torch.data.collate import Values
-from shardkit.torch.data.ops import (
-    Crop,
-    ImageOp,
-    as_crop_table,
-    render_views,
-    select_crop_table,
-)
+from shardkit.torch.data.ops import Crop, ImageOp, as_crop_table, render_views, select_crop_table
 from shardkit.torch.data.read_context import new_block
 
 _INFLATION = 64

@@ -13,14 +13,7 @@ from shardkit.errors import UsageError
 from shardkit.options import check_integer
 from shardkit.sampling.epochs import Epochs
 from shardkit.sampling.order import Order, Positions
-from shardkit.sampling.ranks import (
-    Rank,
-    ResolvedRank,
-    Step,
-    count_samples,
-    count_steps,
-    steps,
-)
+from shardkit.sampling.ranks import Rank, ResolvedRank, Step, count_samples, count_steps, steps
 from shardkit.system.text import amount
 
 _Number = TypeVar("_Number", int, Positions)
