@@ -6,7 +6,9 @@ A source lists images and reads them; a format writes and reads shards; a target
 from __future__ import annotations
 
 import bisect
+import hashlib
 import inspect
+import itertools
 import json
 import zlib
 from abc import ABC, abstractmethod
@@ -15,9 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from shardkit._version import __version__, version_of
 from shardkit.errors import BadImage, Problem, UsageError, located
@@ -51,74 +55,121 @@ class Entry(NamedTuple):
     """Text for the source's own use, such as the small fields of the record as JSON."""
 
 
-class PackedEntries(Sequence[Entry]):
-    """A sequence of entries in a quarter of a list's memory: their text and 52 bytes each.
+NUMBERS = np.dtype(
+    [
+        ("start", "<i8"),
+        *((name, "<u4") for name in ("path", "key", "values")),
+        ("label", "<i4"),
+        *((name, "<i8") for name in ("bytes", "stamp", "place")),
+    ]
+)
+"""Where the texts of an entry start, the bytes of each, and its numbers."""
 
-    An `Entry` exists only while it is used. `take` shares the memory. A pickled copy is a list.
-    Measured with a million paths of ImageNet: 92 bytes per image instead of 456, and a peak of 260
-    instead of 554 while planning. Unpacking costs 4 us per image and conversion.
+_Numbers = npt.NDArray[np.void]
+
+_AT_ONCE = 4096
+"""Entries to pack or unpack at a time."""
+
+_HELD = 1 << 18
+"""Packed entries of `StoredEntries` to hold in memory: 27 MB."""
+
+_UTF8 = ("utf-8", "surrogateescape")
+
+
+class PackedEntries(Sequence[Entry]):
+    """A sequence of entries as columns, in a quarter of a list's memory: their text and 48 bytes.
+
+    An `Entry` exists only while it is used: unpacking costs 1 us. `take` shares the text.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self._rows: Sequence[int] = range(0)
-        self._text: str | bytes = ""
-        """Paths, keys and values, end to end: text if it is ASCII, else smaller bytes."""
-        self._ends = array("q", [0])
-        self._keys = array("q")
-        """Position of each key in the text, after the path."""
-        self._values = array("q")
-        """Position of the values of each entry in the text, after the key."""
-        self._labels = array("i")
-        self._bytes = array("q")
-        self._stamps = array("q")
-        self._places = array("q")
-        text = bytearray()
-        for path, key, label, size, stamp, place, values in entries:
-            text += path.encode("utf-8", "surrogateescape")
-            self._keys.append(len(text))
-            text += key.encode()
-            self._values.append(len(text))
-            text += values.encode()
-            self._ends.append(len(text))
-            self._labels.append(label)
-            self._bytes.append(size)
-            self._stamps.append(stamp)
-            self._places.append(place)
-        self._text = text.decode() if text.isascii() else bytes(text)
-        self._rows = range(len(self._labels))
+        rest = iter(entries)
+        chunks = iter(lambda: [*itertools.islice(rest, _AT_ONCE)], [])
+        self._hold(*_joined([_packed(*zip(*chunk, strict=True)) for chunk in chunks]))
 
-    def take(self, rows: Iterable[int]) -> PackedEntries:
+    def _hold(self, text: bytes, numbers: _Numbers) -> None:
+        self._text: str | bytes = text.decode() if text.isascii() else text
+        """Path, key and values of each entry; text if it is ASCII, whose slices take less time."""
+        self._numbers = numbers
+
+    @classmethod
+    def of(cls, text: bytes, numbers: bytes | _Numbers) -> PackedEntries:
+        """Return the entries of `parts`, or neighboring ones with their text."""
+        entries = cls(())
+        entries._hold(text, _end_to_end(np.frombuffer(numbers, NUMBERS)))
+        return entries
+
+    @classmethod
+    def of_columns(cls, paths: Sequence[str], keys: Sequence[str], *numbers: Any) -> PackedEntries:
+        """Return entries whose label, bytes, stamp and place are ``numbers``, without values."""
+        return cls.of(*_packed(paths, keys, *numbers, itertools.repeat("", len(paths))))
+
+    @classmethod
+    def joined(cls, several: Iterable[PackedEntries]) -> PackedEntries:
+        """Return the entries of several sequences, in order."""
+        return cls.of(*_joined([entries.parts() for entries in several]))
+
+    def parts(self) -> tuple[bytes, _Numbers]:
+        """Return the text of all entries, end to end, and their numbers."""
+        numbers = self._numbers
+        starts = numbers["start"]
+        ends = starts + text_lengths(numbers)
+        text: Any = self._text
+        if not len(numbers) or (starts[1:] == ends[:-1]).all():
+            text = text[starts[0] : ends[-1]] if len(numbers) else text[:0]
+        else:
+            spans = zip(starts.tolist(), ends.tolist(), strict=True)
+            text = text[:0].join([text[start:end] for start, end in spans])
+        return text.encode() if isinstance(text, str) else text, _end_to_end(numbers)
+
+    def take(self, rows: Iterable[int] | npt.NDArray[np.int64]) -> PackedEntries:
         """Return the entries of ``rows``, in that order."""
+        rows = rows if isinstance(rows, np.ndarray) else np.fromiter(rows, np.int64)
+        return self._with(self._numbers[rows])
+
+    def _with(self, numbers: _Numbers) -> PackedEntries:
         taken = PackedEntries(())
-        vars(taken).update(vars(self))  # shares text and arrays; only the rows differ
-        taken._rows = array("q", map(self._rows.__getitem__, rows))
+        taken._text = self._text
+        taken._numbers = numbers
         return taken
+
+    def pieces(self) -> Iterator[PackedEntries]:
+        """Yield the entries in pieces, as `StoredEntries.pieces` does: all at once."""
+        yield self
+
+    def numbers(self, name: str) -> list[int]:
+        """Return ``label``, ``bytes``, ``stamp`` or ``place`` of each entry."""
+        numbers: list[int] = self._numbers[name].tolist()
+        return numbers
 
     def paths(self) -> list[str]:
         """Return the path of each entry."""
-        text = self._text
-        ends = self._ends
-        keys = self._keys
-        if isinstance(text, str):
-            return [text[ends[place] : keys[place]] for place in self._rows]
-        return [_decoded(text[ends[place] : keys[place]]) for place in self._rows]
+        return self._texts(self._numbers["start"], self._numbers["path"])
 
-    def sizes(self) -> list[int]:
-        """Return `Entry.bytes` of each entry."""
-        return [*map(self._bytes.__getitem__, self._rows)]
+    def keys(self) -> list[str]:
+        """Return the key of each entry."""
+        numbers = self._numbers
+        return self._texts(numbers["start"] + numbers["path"], numbers["key"])
 
     def facts(self) -> Iterator[tuple[str, int, int, int]]:
         """Do what `Images.facts` does."""
+        numbers = self._numbers
+        sums = numbers["label"].astype(np.uint32).tolist()
+        if numbers["values"].any():
+            starts = numbers["start"] + numbers["path"] + numbers["key"]
+            values = self._texts(starts, numbers["values"])
+            sums = [zlib.crc32(text.encode(), s) for text, s in zip(values, sums, strict=True)]
+        return zip(self.paths(), self.numbers("bytes"), self.numbers("stamp"), sums, strict=True)
+
+    def _texts(self, starts: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> list[str]:
         text = self._text
-        values = self._values
-        ends = self._ends
-        for path, row in zip(self.paths(), self._rows, strict=True):
-            label = self._labels[row]
-            checksum = _values_sum(label, text[values[row] : ends[row + 1]])
-            yield path, self._bytes[row], self._stamps[row], checksum
+        spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+        if isinstance(text, str):
+            return [text[start:end] for start, end in spans]
+        return [text[start:end].decode(*_UTF8) for start, end in spans]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._numbers)
 
     @overload
     def __getitem__(self, row: int) -> Entry: ...
@@ -126,46 +177,80 @@ class PackedEntries(Sequence[Entry]):
     def __getitem__(self, row: slice) -> PackedEntries: ...
     def __getitem__(self, row: int | slice) -> Entry | PackedEntries:
         if isinstance(row, slice):
-            taken = self.take(())
-            taken._rows = self._rows[row]
-            return taken
-        return self._entry(self._rows[row])
+            return self._with(self._numbers[row])
+        row = range(len(self))[row]
+        return next(iter(self[row : row + 1]))
 
     def __iter__(self) -> Iterator[Entry]:
-        return map(self._entry, self._rows)
+        text = self._text
+        for at in range(0, len(self), _AT_ONCE):
+            for start, path, key, values, *numbers in self._numbers[at : at + _AT_ONCE].tolist():
+                key_at = start + path
+                at_values = key_at + key
+                texts: Any = (
+                    text[start:key_at],
+                    text[key_at:at_values],
+                    text[at_values : at_values + values],
+                )
+                if isinstance(text, bytes):
+                    texts = [text.decode(*_UTF8) for text in texts]
+                yield Entry._make((*texts[:2], *numbers, texts[2]))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __reduce__(self) -> tuple[type[list[Entry]], tuple[list[Entry]]]:
-        return list, (list(self),)
+    def __reduce__(self) -> tuple[Callable[..., PackedEntries], tuple[bytes, bytes]]:
+        text, numbers = self.parts()
+        return PackedEntries.of, (text, numbers.tobytes())
 
-    def _entry(self, place: int) -> Entry:
-        text = self._text
-        key = self._keys[place]
-        values = self._values[place]
-        path: str | bytes = text[self._ends[place] : key]
-        name: str | bytes = text[key:values]
-        stored: str | bytes = text[values : self._ends[place + 1]]
-        return Entry._make(
-            (
-                path if isinstance(path, str) else _decoded(path),
-                name if isinstance(name, str) else name.decode(),
-                self._labels[place],
-                self._bytes[place],
-                self._stamps[place],
-                self._places[place],
-                stored if isinstance(stored, str) else stored.decode(),
-            )
-        )
+
+def _packed(paths: Sequence[str], keys: Sequence[str], *columns: Any) -> tuple[bytes, _Numbers]:
+    """Return texts and numbers of entries, given the columns of `Entry`."""
+    *numbers, values = columns
+    packed = np.zeros(len(paths), NUMBERS)
+    pieces = [
+        text.encode(*_UTF8) for texts in zip(paths, keys, values, strict=True) for text in texts
+    ]
+    lengths = np.fromiter(map(len, pieces), np.uint32, len(pieces)).reshape(-1, 3)
+    for number, name in enumerate(("path", "key", "values")):
+        packed[name] = lengths[:, number]
+    for name, column in zip(("label", "bytes", "stamp", "place"), numbers, strict=True):
+        packed[name] = column
+    return b"".join(pieces), _end_to_end(packed)
+
+
+def text_lengths(numbers: _Numbers) -> npt.NDArray[np.int64]:
+    """Return the length of the text of each entry."""
+    columns = np.stack([numbers[name] for name in ("path", "key", "values")])
+    lengths: npt.NDArray[np.int64] = columns.sum(0, np.int64)
+    return lengths
+
+
+def _end_to_end(numbers: _Numbers) -> _Numbers:
+    """Return the numbers of entries whose texts follow one another."""
+    numbers = numbers.copy()
+    lengths = text_lengths(numbers)
+    numbers["start"] = np.cumsum(lengths) - lengths
+    return numbers
+
+
+def _joined(parts: Sequence[tuple[bytes, _Numbers]]) -> tuple[bytes, _Numbers]:
+    """Return texts and numbers of several sequences of entries, in order."""
+    numbers = np.concatenate([np.zeros(0, NUMBERS), *(numbers for _, numbers in parts)])
+    return b"".join([text for text, _ in parts]), _end_to_end(numbers)
+
+
+def as_packed(entries: Sequence[Entry]) -> PackedEntries:
+    """Return entries packed."""
+    return entries if isinstance(entries, PackedEntries) else PackedEntries(entries)
 
 
 class StoredEntries(Sequence[Entry]):
-    """Entries in chunks, the last used of which is in memory, to be read in order.
+    """Entries in chunks, the last used of which are in memory, to be read in order.
 
-    A slice shares that chunk. Threads may read at once. A pickled copy is a list.
+    A slice shares these chunks. Threads may read at once. A pickled copy is packed.
 
     Args:
         load: Returns the entries of a chunk.
@@ -173,7 +258,9 @@ class StoredEntries(Sequence[Entry]):
     """
 
     def __init__(self, load: Callable[[int], Sequence[Entry]], cuts: Sequence[int]) -> None:
-        self._load = lru_cache(maxsize=1)(load)
+        largest = max(stop - start for start, stop in itertools.pairwise([0, *cuts, 1]))
+        chunks = max(1, _HELD // max(1, largest))
+        self._load = lru_cache(maxsize=chunks)(lambda chunk: as_packed(load(chunk)))
         self._cuts = cuts
         self._rows = range(cuts[-1])
 
@@ -196,13 +283,13 @@ class StoredEntries(Sequence[Entry]):
         return self._load(chunk)[position - self._cuts[chunk]]
 
     def __iter__(self) -> Iterator[Entry]:
-        start = self._rows.start
-        stop = self._rows.stop
-        cuts = self._cuts
-        while start < stop:
-            chunk = self._chunk(start)
-            yield from self._load(chunk)[start - cuts[chunk] : stop - cuts[chunk]]
-            start = cuts[chunk + 1]
+        return itertools.chain.from_iterable(self.pieces())
+
+    def pieces(self) -> Iterator[PackedEntries]:
+        """Yield the entries of each chunk."""
+        first = self._chunk(self._rows.start)
+        for chunk in range(first, bisect.bisect_left(self._cuts, self._rows.stop)):
+            yield self._of_chunk(chunk)
 
     def divide(
         self, part_of: Callable[[Sequence[Entry]], Iterable[Any]]
@@ -220,34 +307,24 @@ class StoredEntries(Sequence[Entry]):
                 counts.setdefault(part, array("q", bytes(8 * chunks)))[chunk] = count
 
         def entries_of(part: Any) -> StoredEntries:
-            def load(chunk: int) -> list[Entry]:
+            def load(chunk: int) -> PackedEntries:
                 entries = self._of_chunk(chunk)
-                return [e for e, its in zip(entries, part_of(entries), strict=True) if its == part]
+                return entries.take(row for row, its in enumerate(part_of(entries)) if its == part)
 
-            return StoredEntries(load, [0, *accumulate(counts[part])])
+            return StoredEntries(load, [0, *itertools.accumulate(counts[part])])
 
         return {part: entries_of(part) for part in counts}
 
-    def _of_chunk(self, chunk: int) -> Sequence[Entry]:
+    def _of_chunk(self, chunk: int) -> PackedEntries:
         first = self._cuts[chunk]
         rows = self._rows
-        entries = self._load(chunk)
-        return entries[max(rows.start - first, 0) : max(rows.stop - first, 0)]
+        return self._load(chunk)[max(rows.start - first, 0) : max(rows.stop - first, 0)]
 
-    def __reduce__(self) -> tuple[type[list[Entry]], tuple[list[Entry]]]:
-        return list, (list(self),)
+    def __reduce__(self) -> tuple[Callable[..., PackedEntries], tuple[bytes, bytes]]:
+        return PackedEntries.joined(self.pieces()).__reduce__()
 
     def _chunk(self, row: int) -> int:
         return bisect.bisect_right(self._cuts, row) - 1
-
-
-def _values_sum(label: int, values: str | bytes) -> int:
-    data = values.encode() if isinstance(values, str) else values
-    return zlib.crc32(data, label & 0xFFFFFFFF)
-
-
-def _decoded(path: bytes) -> str:
-    return path.decode("utf-8", "surrogateescape")
 
 
 Comparison = Callable[[Record, Schema], str]
@@ -507,28 +584,37 @@ class Images:
         """Return all records; see `Source.read_together`."""
         return self.source.read_together(self.split, self.entries)
 
+    def pieces(self) -> Iterator[PackedEntries]:
+        """Yield the entries of all images as columns, one piece in memory at a time."""
+        entries = self.entries
+        return (entries if isinstance(entries, StoredEntries) else as_packed(entries)).pieces()
+
+    def packed(self) -> Images:
+        """Return the images with their entries in memory."""
+        return self.of(PackedEntries.joined(self.pieces()))
+
     def paths(self) -> Sequence[str]:
         """Return the path of each image."""
-        entries = self.entries
-        if isinstance(entries, PackedEntries):
-            return entries.paths()
-        return [entry.path for entry in entries]
+        return [path for piece in self.pieces() for path in piece.paths()]
 
-    def sizes(self) -> Iterable[int]:
-        """Return `Entry.bytes` of each image."""
-        entries = self.entries
-        if isinstance(entries, PackedEntries):
-            return entries.sizes()
-        return (entry.bytes for entry in entries)
+    def numbers(self, name: str) -> Iterator[int]:
+        """Yield ``label``, ``bytes``, ``stamp`` or ``place`` of each `Entry`."""
+        return itertools.chain.from_iterable(piece.numbers(name) for piece in self.pieces())
 
     def facts(self) -> Iterator[tuple[str, int, int, int]]:
         """Yield of each image path, size, stamp, and a checksum of label and `Entry.values`."""
-        entries = self.entries
-        if isinstance(entries, PackedEntries):
-            yield from entries.facts()
-            return
-        for path, _, label, size, stamp, _, values in entries:
-            yield path, size, stamp, _values_sum(label, values)
+        return itertools.chain.from_iterable(piece.facts() for piece in self.pieces())
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all entries."""
+        texts = hashlib.sha256()
+        numbers = hashlib.sha256()
+        for piece in self.pieces():
+            text, values = piece.parts()
+            values["start"] = 0
+            texts.update(text)
+            numbers.update(values.tobytes())
+        return texts.hexdigest() + numbers.hexdigest()
 
     def files(self) -> Sequence[bytes] | None:
         """Return the file of each image; see `Source.files`."""
@@ -542,9 +628,7 @@ class Images:
         """Return only the images of ``rows``, in that order."""
         if isinstance(self.entries, PackedEntries):
             return self.of(self.entries.take(rows))
-        if isinstance(self.entries, StoredEntries):
-            return self.of(PackedEntries(map(self.entries.__getitem__, rows)))
-        return self.of([self.entries[row] for row in rows])
+        return self.of(PackedEntries(map(self.entries.__getitem__, rows)))
 
     def __reduce__(self) -> tuple[type[Images], tuple[Source, str, Sequence[Entry]]]:
         """Pickle only these images of a source that holds them in memory."""

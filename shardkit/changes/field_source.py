@@ -128,19 +128,21 @@ class LayerSource(Source):
         paths = index.paths()
         starts = [*range(0, count, _AT_ONCE), count]
 
-        def load(piece: int) -> list[Entry]:
+        def load(piece: int) -> PackedEntries:
             start, stop = starts[piece : piece + 2]
             rows = range(first + start, first + stop)
-            sizes = map(sum, zip(*(values.sizes(rows) for values in self._values), strict=True))
-            stamps = map(sum, zip(*(values.stamps(rows) for values in self._values), strict=True))
-            columns = zip(rows, paths[start:stop], keys[start:stop], sizes, stamps, strict=True)
-            return [
-                Entry(path, key, NO_LABEL, size, stamp, row)
-                for row, path, key, size, stamp in columns
-            ]
+            texts = paths[start:stop], keys[start:stop]
+            sizes, stamps = (
+                np.sum([np.asarray(column, np.int64) for column in columns], 0)
+                for columns in (
+                    [values.sizes(rows) for values in self._values],
+                    [values.stamps(rows) for values in self._values],
+                )
+            )
+            return PackedEntries.of_columns(*texts, NO_LABEL, sizes, stamps, rows)
 
         if count <= _MANY:
-            return PackedEntries(entry for piece in range(len(starts) - 1) for entry in load(piece))
+            return PackedEntries.joined(map(load, range(len(starts) - 1)))
         return StoredEntries(load, starts)
 
 

@@ -70,7 +70,7 @@ class ShardTask(Task):
     def digest(self) -> str:
         """SHA-256 of everything that determines the shard's bytes."""
         digest = hashlib.sha256(dump_json([self.format, self.number, self.meta, self.software]))
-        digest.update(dump_json([self.recipe.describe(), list(self.source.entries)]))
+        digest.update(dump_json([self.recipe.describe(), self.source.digest()]))
         return digest.hexdigest()
 
     def is_current(self, entry: ShardEntry) -> bool:
@@ -221,7 +221,7 @@ def _write_records(
                 offset = encoding.append(writer, prepared.encoded)
                 starts.append(_Start(len(tally.checksums), offset))
         tally.add(prepared.tally)
-        size = sum(entry.bytes for entry in chunk.source.entries)
+        size = sum(chunk.source.numbers("bytes"))
         meter.add(images=len(chunk.source), size=size, bad=len(prepared.tally.bad))
     meter.flush()
     return starts
@@ -266,16 +266,16 @@ def _chunks(task: ShardTask) -> Iterator[_Chunk]:
     raw_bytes = math.prod(task.recipe.raw_shape or (0,))
     is_apart = task.workers > 1
     most = task.source.source.chunk_bytes if is_apart else _CHUNK_BYTES
-    source = task.source.of(list(task.source.entries))  # unpacked once
+    source = task.source.packed()
     starts = [0]
     size = 0
-    for row, entry in enumerate(source.entries):
-        size += max(entry.bytes, raw_bytes)
+    for row, stored in enumerate(source.numbers("bytes")):
+        size += max(stored, raw_bytes)
         if row > starts[-1] and (size > most or row - starts[-1] == _CHUNK_ROWS):
             starts.append(row)
-            size = max(entry.bytes, raw_bytes)
+            size = max(stored, raw_bytes)
     for start, stop in itertools.pairwise([*starts, len(source)]):
-        part = source.take(range(start, stop))
+        part = source.of(source.entries[start:stop])
         yield _Chunk(part, task.recipe, task.schema, task.format, task.observer, is_apart)
 
 

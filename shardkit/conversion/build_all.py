@@ -66,13 +66,14 @@ class Builder(Processes):
         ``done`` are tasks that an earlier run seems to have finished.
         """
         if self.executor is None:
-            workers = worthwhile(self.workers, (sum(task.source.sizes()) for task in tasks))
+            sizes = (sum(task.source.numbers("bytes")) for task in tasks)
+            workers = worthwhile(self.workers, sizes)
             tasks = done + _spread(tasks, workers)
             yield from run_tasks(carry_out, tasks, workers=workers, on_progress=self.on_progress)
             return
         for task, built in run_on(self.executor, _carry_out_elsewhere, done + tasks):
             if self.on_progress is not None:
-                size = sum(task.source.sizes())
+                size = sum(task.source.numbers("bytes"))
                 self.on_progress(Progress(len(task.source), size, len(built.result.bad)))
             yield task, built
 

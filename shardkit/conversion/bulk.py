@@ -55,8 +55,7 @@ def _read_ordinary(
     if paths is None:
         return [None] * len(source)
     entries = source.entries
-    sizes = np.fromiter((entry.bytes for entry in entries), np.int64, len(entries))
-    mtimes = np.fromiter((entry.stamp for entry in entries), np.int64, len(entries))
+    sizes, mtimes = (np.array([*source.numbers(name)]) for name in ("bytes", "stamp"))
     decode = recipe.check == "decode"
     files = compiled.read_images(paths, (sizes, mtimes), decode=decode, measuring=measuring)
     if files is None:

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from shardkit.contracts import PartedSource, Scan, SourcePart
+from shardkit.contracts import PackedEntries, PartedSource, Scan, SourcePart
 from shardkit.conversion.stored_order import RUN, Run, read_runs, write_run
 from shardkit.dataset.reports import StoredReport, report_lines
 from shardkit.errors import Problem
@@ -57,7 +57,7 @@ def list_part(task: ListTask) -> Listed:
         while some := list(islice(listing.entries, RUN)):
             for split in dict.fromkeys(split for split, _ in some):
                 entries = [entry for of, entry in some if of == split]
-                runs[split].append(write_run(file, path, entries, task.seed))
+                runs[split].append(write_run(file, path, PackedEntries(entries), task.seed))
             meter.add(images=len(some))
             lines.writelines(report_lines(listing.ignored))
             ignored += len(listing.ignored)

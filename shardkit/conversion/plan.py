@@ -184,7 +184,7 @@ class Plan:
 
     def large_files(self) -> str:
         """Return a sentence that names files of over a tenth of all bytes, or ""."""
-        tenth = sum(sum(split.source.sizes()) for split in self.splits) / 10
+        tenth = sum(sum(split.source.numbers("bytes")) for split in self.splits) / 10
         entries = (entry for split in self.splits for entry in split.source.entries)
         large = sorted((-entry.bytes, entry.path) for entry in entries if entry.bytes > tenth)
         if not large:
@@ -228,7 +228,7 @@ class Plan:
         """Return the number of images of each class in ``split``; empty if that is unknown."""
         if not self.scan.known:
             return {}
-        counts = Counter(entry.label for entry in split.source.entries)
+        counts = Counter(split.source.numbers("label"))
         return {name: counts[label] for label, name in enumerate(self.scan.classes or ())}
 
 
@@ -412,7 +412,7 @@ def _sizes(source: Images, recipe: Recipe, scan: Scan) -> Iterable[int]:
     """Return the stored size of each record: exact, or estimated from a few converted records."""
     schema = scan.schema
     if recipe.keeps_bytes and scan.exact_sizes:
-        return source.sizes()
+        return source.numbers("bytes")
     if recipe.raw_shape and schema.keys() <= {IMAGE, LABEL}:
         size = math.prod(recipe.raw_shape) * schema[IMAGE].image_type.values.itemsize
         return itertools.repeat(size, len(source))

@@ -8,23 +8,24 @@ sorted, then those of the second one, and so on.
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from shardkit.contracts import Entry, StoredEntries
-from shardkit.conversion.entry_files import dump_entries, load_entries
+from shardkit.contracts import NUMBERS, PackedEntries, StoredEntries, text_lengths
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
 
 RUN = 50_000
-"""Images of a run: 25 MB in memory."""
+"""Images of a run: 25 MB in memory before they are packed."""
 
 _BUCKETS = 1024
-"""Buckets of a run. Of 100 million images, one has 100,000, which take 50 MB in memory."""
+_SHIFT = np.uint64(64 - 10)
+"""Buckets of a run, by the first bits of the rank. Of 100 million images, one has 100,000, which
+take 10 MB in memory."""
 
 _CHUNK = 20_000
 """Images to sort in memory, if buckets are smaller."""
@@ -42,55 +43,63 @@ def stored_order(paths: Iterable[str], seed: int) -> list[int]:
     The order of two images depends only on their paths and the seed: not on the random numbers of a
     library, nor on the other images.
     """
-    ranks = np.frombuffer(b"".join([rank(path, seed) for path in paths]), ">u8").reshape(-1, 2)
-    order: list[int] = np.lexsort((ranks[:, 1], ranks[:, 0])).tolist()
+    order: list[int] = _order(_ranks(paths, seed)).tolist()
     return order
 
 
+Ranks = npt.NDArray[np.uint64]
+"""Two halves of the rank of each image, of shape (images, 2)."""
+
+
+def _ranks(paths: Iterable[str], seed: int) -> Ranks:
+    joined = b"".join([rank(path, seed) for path in paths])
+    return np.frombuffer(joined, ">u8").reshape(-1, 2).astype(np.uint64)
+
+
+def _order(ranks: Ranks) -> npt.NDArray[np.int64]:
+    return np.lexsort((ranks[:, 1], ranks[:, 0]))
+
+
 class Run(NamedTuple):
-    """Neighboring images of a source, in a file."""
+    """Neighboring images of a source, in a file: the images of each bucket, ranks, entries."""
 
     path: Path
-    table: int
-    """Offset of the table: the start of each bucket in the file, the end of the last one, and the
-    images of each bucket."""
+    start: int
+    """Offset in the file."""
+    buckets: int
     images: int
 
 
-def sort_entries(entries: Iterable[Entry], seed: int) -> StoredEntries:
+def sort_entries(entries: StoredEntries, seed: int) -> StoredEntries:
     """Return entries in random order, which are read from a temporary folder."""
     folder = TemporaryFolder()
-    rest = iter(entries)
     runs = list[Run]()
     path = folder.path / "runs"
     with full_disk_named(), path.open("xb") as file:
-        while some := list(islice(rest, _CHUNK)):
-            runs.append(write_run(file, path, some, seed))
-            del some  # before the next ones are read
+        waiting = list[PackedEntries]()
+        for piece in entries.pieces():
+            waiting.append(piece)
+            if sum(map(len, waiting)) >= _CHUNK:
+                runs.append(write_run(file, path, PackedEntries.joined(waiting), seed))
+                waiting.clear()
+        runs.append(write_run(file, path, PackedEntries.joined(waiting), seed))
     return read_runs(runs, seed, folder)
 
 
-def write_run(file: BinaryIO, path: Path, entries: list[Entry], seed: int | None) -> Run:
+def write_run(file: BinaryIO, path: Path, entries: PackedEntries, seed: int | None) -> Run:
     """Write images to the file at ``path``; without a seed, they keep their order."""
-    starts = array("q", [file.tell()])
-    counts = array("q")
-    for bucket in _buckets(entries, seed):
-        if bucket:
-            file.write(dump_entries(bucket) + b"\n")
-        starts.append(file.tell())
-        counts.append(len(bucket))
-    file.write(starts.tobytes() + counts.tobytes())
-    return Run(path, starts[-1], len(entries))
-
-
-def _buckets(entries: list[Entry], seed: int | None) -> list[list[Entry]]:
-    if seed is None:
-        return [entries]
-    buckets: list[list[Entry]] = [[] for _ in range(_BUCKETS)]
-    for entry in entries:
-        first = int.from_bytes(rank(entry.path, seed)[:2], "big")
-        buckets[first * _BUCKETS >> 16].append(entry)
-    return buckets
+    ranks = np.zeros((len(entries), 2), np.uint64)
+    counts = np.array([len(entries)])
+    if seed is not None:
+        ranks = _ranks(entries.paths(), seed)
+        order = _order(ranks)
+        ranks = ranks[order]
+        entries = entries.take(order)
+        counts = np.bincount((ranks[:, 0] >> _SHIFT).astype(np.int64), minlength=_BUCKETS)
+    text, numbers = entries.parts()
+    run = Run(path, file.tell(), len(counts), len(entries))
+    file.write(b"".join([counts.tobytes(), ranks.tobytes(), numbers.tobytes(), text]))
+    return run
 
 
 def read_runs(
@@ -102,38 +111,45 @@ def read_runs(
     """
     if seed is None:
         return StoredEntries(
-            lambda chunk: _read(runs[chunk], 0, 1), [0, *accumulate(run.images for run in runs)]
+            lambda chunk: _read(runs[chunk], 0, 1)[0],
+            [0, *accumulate(run.images for run in runs)],
         )
     buckets = [0]
     cuts = [0]
-    for bucket, end in enumerate(np.cumsum(_bucket_sizes(runs)).tolist(), 1):
+    sizes = sum((_bucket_sizes(run) for run in runs), np.zeros(_BUCKETS, np.int64))
+    for bucket, end in enumerate(np.cumsum(sizes).tolist(), 1):
         if end - cuts[-1] > _CHUNK or bucket == _BUCKETS:
             buckets.append(bucket)
             cuts.append(end)
 
-    def load(chunk: int, _kept: TemporaryFolder | None = folder) -> list[Entry]:
-        first, last = buckets[chunk : chunk + 2]
-        entries = [entry for run in runs for entry in _read(run, first, last)]
-        return [entries[row] for row in stored_order([entry.path for entry in entries], seed)]
+    def load(chunk: int, _kept: TemporaryFolder | None = folder) -> PackedEntries:
+        read = [_read(run, *buckets[chunk : chunk + 2]) for run in runs]
+        order = _order(np.concatenate([np.zeros((0, 2), np.uint64), *(part[1] for part in read)]))
+        return PackedEntries.joined(part[0] for part in read).take(order)
 
     return StoredEntries(load, cuts)
 
 
-def _bucket_sizes(runs: Sequence[Run]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the images of each bucket, in all runs."""
-    sizes = np.zeros(_BUCKETS, np.int64)
-    for run in runs:
-        with run.path.open("rb") as file:
-            file.seek(run.table + 8 * (_BUCKETS + 1))
-            sizes += np.frombuffer(file.read(8 * _BUCKETS), np.int64)
-    return sizes
-
-
-def _read(run: Run, first: int, last: int) -> list[Entry]:
-    """Return the images of some neighboring buckets of a run."""
+def _bucket_sizes(run: Run) -> npt.NDArray[np.int64]:
+    """Return the images of each bucket of a run."""
     with run.path.open("rb") as file:
-        file.seek(run.table + 8 * first)
-        starts = array("q", file.read(8 * (last - first + 1)))
-        file.seek(starts[0])
-        content = file.read(starts[-1] - starts[0])
-    return [entry for line in content.splitlines() for entry in load_entries(line)]
+        file.seek(run.start)
+        return np.frombuffer(file.read(8 * run.buckets), np.int64)
+
+
+def _read(run: Run, first: int, last: int) -> tuple[PackedEntries, Ranks]:
+    """Return the images of some neighboring buckets of a run, and their ranks."""
+    start, stop = (int(_bucket_sizes(run)[:bucket].sum()) for bucket in (first, last))
+    with run.path.open("rb") as file:
+
+        def rows(offset: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+            size = np.dtype(dtype).itemsize
+            file.seek(run.start + offset + start * size)
+            return np.frombuffer(file.read((stop - start) * size), dtype)
+
+        ranks = rows(8 * run.buckets, "2u8")
+        numbers = rows(8 * run.buckets + 16 * run.images, NUMBERS)
+        texts = 8 * run.buckets + (16 + NUMBERS.itemsize) * run.images
+        file.seek(run.start + texts + (int(numbers["start"][0]) if len(numbers) else 0))
+        text = file.read(int(text_lengths(numbers).sum()))
+    return PackedEntries.of(text, numbers), ranks

@@ -349,27 +349,24 @@ def _form(shards: ShardSet) -> tuple[Any, ...]:
 def _entries(shards: ShardSet, chosen: Mask, labels: Sequence[int]) -> Sequence[Entry]:
     """Return the entry of each chosen row. Large datasets read entries from the index on access."""
     old_labels = shards.labels.astype(np.int32)
+    new_labels = np.array([*labels, NO_LABEL])  # the last one, -1, is that of no label
     fields = (IMAGE, *apart_of(shards.schema))
     starts = range(0, len(shards), _AT_ONCE)
 
-    def load(piece: int) -> list[Entry]:
+    def load(piece: int) -> PackedEntries:
         start = starts[piece]
         rows = np.arange(start, min(start + _AT_ONCE, len(shards)))
         entries = [shards.entries_of(name).read(rows) for name in fields]
         sizes = sum(index["length"].astype(np.int64) for index in entries)
         stamps = np.bitwise_xor.reduce([index["checksum"] for index in entries])
         texts = (shards.paths[start : rows[-1] + 1], shards.keys[start : rows[-1] + 1])
-        numbers = np.asarray(sizes).tolist(), stamps.tolist(), old_labels[rows].tolist()
-        return [
-            Entry(path, key, label if label == NO_LABEL else labels[label], size, stamp, row)
-            for row, path, key, size, stamp, label in zip(
-                rows.tolist(), *texts, *numbers, strict=True
-            )
-            if chosen[row]
-        ]
+        moved = new_labels[old_labels[rows]]
+        return PackedEntries.of_columns(*texts, moved, sizes, stamps, rows).take(
+            np.flatnonzero(chosen[rows])
+        )
 
     if len(shards) <= _MANY:
-        return PackedEntries(entry for piece in range(len(starts)) for entry in load(piece))
+        return PackedEntries.joined(map(load, range(len(starts))))
     counts = (int(chosen[start : start + _AT_ONCE].sum()) for start in starts)
     return StoredEntries(load, [0, *accumulate(counts)])
 

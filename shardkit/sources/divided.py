@@ -13,13 +13,13 @@ from typing import Any
 from shardkit.contracts import (
     Entry,
     Images,
-    PackedEntries,
     PartedSource,
     PartListing,
     Scan,
     Source,
     SourcePart,
     StoredEntries,
+    as_packed,
 )
 from shardkit.errors import CorruptDataset, Problem, UsageError, setting
 from shardkit.registry import get_source, source_names
@@ -239,7 +239,7 @@ class Divided(Wrapper):
             return {side: parts.get(side, ()) for side in self._division.sides}
         names = self._groups(entries)
         rows = self._division.divide(names, [entry.label for entry in entries])
-        packed = entries if isinstance(entries, PackedEntries) else PackedEntries(entries)
+        packed = as_packed(entries)
         return {side: packed.take(chosen) for side, chosen in rows.items()}
 
     def _other_way(self, group: str) -> str:

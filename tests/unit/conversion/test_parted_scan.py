@@ -190,10 +190,10 @@ def test_a_source_without_images_leaves_nothing(tmp_path: Path) -> None:
 def test_a_disk_that_fails_is_an_error_that_leaves_nothing(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    def fail(_: object) -> bytes:
+    def fail(*_: object) -> Any:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(stored_order, "dump_entries", fail)
+    monkeypatch.setattr(parted_scan, "write_run", fail)
     with refused(ShardkitError) as found:
         plan(ImageFolder(source), tmp_path / "target", HERE)
     assert isinstance(found.value, DiskFull) == (code == errno.ENOSPC)
