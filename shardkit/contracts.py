@@ -27,7 +27,8 @@ from shardkit._version import __version__, version_of
 from shardkit.errors import BadImage, Problem, UsageError, located
 from shardkit.kinds.field import Field, Schema, default_schema, load_schema, uniform_arrays
 from shardkit.options import Option, make, options_of
-from shardkit.record import DATASET_FILE, Record
+from shardkit.record import DATASET_FILE, Record, is_raw
+from shardkit.system.npy import npy_header
 
 if TYPE_CHECKING:
     from shardkit.sources.recognize import Overview
@@ -133,8 +134,8 @@ class PackedEntries(Sequence[Entry]):
         taken._numbers = numbers
         return taken
 
-    def pieces(self) -> Iterator[PackedEntries]:
-        """Yield the entries in pieces, as `StoredEntries.pieces` does: all at once."""
+    def chunks(self) -> Iterator[PackedEntries]:
+        """Yield the entries in chunks, as `StoredEntries.chunks` does: all at once."""
         yield self
 
     def numbers(self, name: str) -> list[int]:
@@ -210,15 +211,13 @@ def _packed(paths: Sequence[str], keys: Sequence[str], *columns: Any) -> tuple[b
     """Return texts and numbers of entries, given the columns of `Entry`."""
     *numbers, values = columns
     packed = np.zeros(len(paths), NUMBERS)
-    pieces = [
-        text.encode(*_UTF8) for texts in zip(paths, keys, values, strict=True) for text in texts
-    ]
-    lengths = np.fromiter(map(len, pieces), np.uint32, len(pieces)).reshape(-1, 3)
+    texts = [text.encode(*_UTF8) for each in zip(paths, keys, values, strict=True) for text in each]
+    lengths = np.fromiter(map(len, texts), np.uint32, len(texts)).reshape(-1, 3)
     for number, name in enumerate(("path", "key", "values")):
         packed[name] = lengths[:, number]
     for name, column in zip(("label", "bytes", "stamp", "place"), numbers, strict=True):
         packed[name] = column
-    return b"".join(pieces), _end_to_end(packed)
+    return b"".join(texts), _end_to_end(packed)
 
 
 def text_lengths(numbers: _Numbers) -> npt.NDArray[np.int64]:
@@ -283,9 +282,9 @@ class StoredEntries(Sequence[Entry]):
         return self._load(chunk)[position - self._cuts[chunk]]
 
     def __iter__(self) -> Iterator[Entry]:
-        return itertools.chain.from_iterable(self.pieces())
+        return itertools.chain.from_iterable(self.chunks())
 
-    def pieces(self) -> Iterator[PackedEntries]:
+    def chunks(self) -> Iterator[PackedEntries]:
         """Yield the entries of each chunk."""
         first = self._chunk(self._rows.start)
         for chunk in range(first, bisect.bisect_left(self._cuts, self._rows.stop)):
@@ -321,7 +320,7 @@ class StoredEntries(Sequence[Entry]):
         return self._load(chunk)[max(rows.start - first, 0) : max(rows.stop - first, 0)]
 
     def __reduce__(self) -> tuple[Callable[..., PackedEntries], tuple[bytes, bytes]]:
-        return PackedEntries.joined(self.pieces()).__reduce__()
+        return PackedEntries.joined(self.chunks()).__reduce__()
 
     def _chunk(self, row: int) -> int:
         return bisect.bisect_right(self._cuts, row) - 1
@@ -584,33 +583,33 @@ class Images:
         """Return all records; see `Source.read_together`."""
         return self.source.read_together(self.split, self.entries)
 
-    def pieces(self) -> Iterator[PackedEntries]:
-        """Yield the entries of all images as columns, one piece in memory at a time."""
+    def chunks(self) -> Iterator[PackedEntries]:
+        """Yield the entries of all images as columns, one chunk in memory at a time."""
         entries = self.entries
-        return (entries if isinstance(entries, StoredEntries) else as_packed(entries)).pieces()
+        return (entries if isinstance(entries, StoredEntries) else as_packed(entries)).chunks()
 
     def packed(self) -> Images:
         """Return the images with their entries in memory."""
-        return self.of(PackedEntries.joined(self.pieces()))
+        return self.of(PackedEntries.joined(self.chunks()))
 
     def paths(self) -> Sequence[str]:
         """Return the path of each image."""
-        return [path for piece in self.pieces() for path in piece.paths()]
+        return [path for chunk in self.chunks() for path in chunk.paths()]
 
     def numbers(self, name: str) -> Iterator[int]:
         """Yield ``label``, ``bytes``, ``stamp`` or ``place`` of each `Entry`."""
-        return itertools.chain.from_iterable(piece.numbers(name) for piece in self.pieces())
+        return itertools.chain.from_iterable(chunk.numbers(name) for chunk in self.chunks())
 
     def facts(self) -> Iterator[tuple[str, int, int, int]]:
         """Yield of each image path, size, stamp, and a checksum of label and `Entry.values`."""
-        return itertools.chain.from_iterable(piece.facts() for piece in self.pieces())
+        return itertools.chain.from_iterable(chunk.facts() for chunk in self.chunks())
 
     def digest(self) -> str:
         """Return the SHA-256 of all entries."""
         texts = hashlib.sha256()
         numbers = hashlib.sha256()
-        for piece in self.pieces():
-            text, values = piece.parts()
+        for chunk in self.chunks():
+            text, values = chunk.parts()
             values["start"] = 0
             texts.update(text)
             numbers.update(values.tobytes())
@@ -1007,6 +1006,15 @@ class ShardSpec:
         They follow from the schema in ``meta``.
         """
         return stated_arrays(self.meta)
+
+    @cached_property
+    def headers(self) -> Mapping[str, tuple[bytes, int]]:
+        """The .npy header and the bytes of each of these arrays, except for raw pixels."""
+        return {
+            name: (npy_header(field.shape or (), field.values), field.bytes)
+            for name, field in self.arrays.items()
+            if not is_raw(name)
+        }
 
 
 def stated_arrays(meta: Mapping[str, Any]) -> Mapping[str, Field]:

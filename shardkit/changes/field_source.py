@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from shardkit.changes.field_values import FieldValues
-from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source, StoredEntries
+from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source, StoredEntries, as_packed
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.shardset import ShardSet
@@ -22,7 +22,7 @@ from shardkit.dataset.source import record_of
 from shardkit.errors import BadImage, CorruptDataset
 from shardkit.kinds.field import Field
 from shardkit.kinds.packing import pack
-from shardkit.record import ABSENT, LABEL, META_FIELD, NO_LABEL, Record, dump_json
+from shardkit.record import ABSENT, LABEL, META_FIELD, NO_LABEL, Record, dump_json, path_meta
 
 _AT_ONCE = 4096
 """Rows listed at a time."""
@@ -88,7 +88,7 @@ class LayerSource(Source):
 
     def read_together(self, split: str, entries: Sequence[Entry]) -> Sequence[Record | None]:
         """Return the records of rows; none if a value does not fit its field."""
-        rows = [entry.place for entry in entries]
+        rows = as_packed(entries).numbers("place")
         with contextlib.suppress(BadImage):  # `read` tells which one
             found = [values.read_together(rows) or () for values in self._values]
             if all(found):
@@ -98,7 +98,7 @@ class LayerSource(Source):
     def _record(self, entry: Entry, found: Iterable[Mapping[str, Any]]) -> Record:
         """Return the record of a row with the values of each provider."""
         fields: dict[str, bytes] = {}
-        meta: dict[str, Any] = {"path": entry.path}
+        meta: dict[str, Any] = {}
         for values in found:
             for name, value in values.items():
                 if value is None:
@@ -108,7 +108,8 @@ class LayerSource(Source):
                     fields[stored] = content
                 else:
                     meta[name] = content
-        fields[META_FIELD] = dump_json(meta)
+        described = dump_json({"path": entry.path, **meta}) if meta else path_meta(entry.path)
+        fields[META_FIELD] = described
         return Record(entry.key, fields)
 
     def locate(self, split: str, entry: Entry) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
+import mmap
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -27,6 +27,8 @@ from shardkit.system.text import quoted
 
 _AT_ONCE = 4096
 """Rows of a table to match at a time."""
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 _NAMED = 5
 """Keys that a message names; it counts all."""
@@ -159,6 +161,7 @@ class TableValues(FieldValues):
         finder = _RowFinder(datasets)
         unknown: list[str] = []
         unknown_count = rows = 0
+        end = 0
         with open(self._spool.path, "xb") as file:
             for part in _batches(rows_of(self.path, self._used)):
                 rows += len(part)
@@ -180,8 +183,9 @@ class TableValues(FieldValues):
                             remedy="keep one of the rows",
                         )
                     data = self._values_of(line, row)
-                    self._offsets[found] = file.tell()
+                    self._offsets[found] = end
                     self._sizes[found] = len(data)
+                    end += len(data)
                     self._stamps[found] = zlib.crc32(data)
                     file.write(data)
         lacking = np.flatnonzero(self._offsets == _NONE)
@@ -221,7 +225,7 @@ class TableValues(FieldValues):
                 found.append(value)
         except BadImage as error:
             raise UsageError(f"{self.path}:{line}: {error.problem}", remedy=error.remedy) from error
-        return json.dumps(found, separators=(",", ":")).encode()
+        return _ENCODER.encode(found).encode()
 
     def _complete(self, classes: Sequence[str], keep_classes: bool) -> dict[str, Field]:
         """Return the fields, now that all values are known."""
@@ -241,19 +245,16 @@ class _Ranges:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._descriptor: int | None = None
+        self._content: mmap.mmap | None = None
 
     def read(self, offset: int, size: int) -> bytes:
-        if self._descriptor is None:
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        return os.pread(self._descriptor, size, offset)
+        if self._content is None:
+            with open(self.path, "rb") as file:
+                self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._content[offset : offset + size]
 
     def __reduce__(self) -> tuple[type[_Ranges], tuple[str]]:
         return _Ranges, (self.path,)
-
-    def __del__(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
 
 
 def _kept_field(kept: Kept, kinds: set[str]) -> Field:
@@ -335,18 +336,21 @@ class _RowFinder:
 
     def find(self, keys: Sequence[str]) -> list[int]:
         """Return the row of each key or path: -1 for none, `_AMBIGUOUS` for several."""
-        wanted = np.array([hash(key) for key in keys], np.int64)
-        first = self._values.searchsorted(wanted).tolist()
-        last = self._values.searchsorted(wanted, side="right").tolist()
-        found = []
-        for start, stop, key in zip(first, last, keys, strict=True):
-            rows = set()
-            if start < stop:
-                other = hash(key + _SALT)
-                alike = self._others[start:stop] == other
-                rows = set(self._numbers[start:stop][alike].tolist())
-            found.append(_AMBIGUOUS if len(rows) > 1 else rows.pop() if rows else _NONE)
-        return found
+        wanted, others = (
+            np.array([hash(key + salt) for key in keys], np.int64) for salt in ("", _SALT)
+        )
+        first = self._values.searchsorted(wanted)
+        last = self._values.searchsorted(wanted, side="right")
+        found = np.full(len(keys), _NONE)
+        for place in range(int((last - first).max(initial=0))):
+            keyed = np.flatnonzero(first + place < last)
+            at = first[keyed] + place
+            alike = self._others[at] == others[keyed]
+            keyed, rows = keyed[alike], self._numbers[at[alike]]
+            is_one = (found[keyed] == _NONE) | (found[keyed] == rows)
+            found[keyed] = np.where(is_one, rows, _AMBIGUOUS)
+        result: list[int] = found.tolist()
+        return result
 
     def name(self, row: int) -> str:
         """Return the path of a row, after its split."""

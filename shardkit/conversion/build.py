@@ -309,7 +309,8 @@ def _prepare(chunk: _Chunk) -> _Prepared:
             records.append(record)
             rows.append(row)
             tally.keys.append(record.key)
-            tally.notes.update([*notes])  # not their values
+            if notes:
+                tally.notes.update([*notes])  # not their values
     tally.checksums += checksums(records)
     if observer is not None and measuring is not None:
         pixels = chunk.schema[IMAGE].image_type if IMAGE in chunk.schema else RGB

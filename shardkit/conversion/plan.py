@@ -245,8 +245,8 @@ class _PlannedFiles:
             prefix = f"{split.name}/" if split.name else ""
             for problem in self.scan.problems.get(split.name, ()):
                 yield prefix + problem.path, problem.reason
-            for path, *facts in split.source.facts():
-                yield prefix + path, "{} {} {}".format(*facts)
+            for path, size, stamp, checksum in split.source.facts():
+                yield prefix + path, f"{size} {stamp} {checksum}"
 
 
 def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = False) -> Plan:

@@ -77,8 +77,8 @@ def sort_entries(entries: StoredEntries, seed: int) -> StoredEntries:
     path = folder.path / "runs"
     with full_disk_named(), path.open("xb") as file:
         waiting = list[PackedEntries]()
-        for piece in entries.pieces():
-            waiting.append(piece)
+        for chunk in entries.chunks():
+            waiting.append(chunk)
             if sum(map(len, waiting)) >= _CHUNK:
                 runs.append(write_run(file, path, PackedEntries.joined(waiting), seed))
                 waiting.clear()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.index import IndexPart, Rows
 from shardkit.dataset.index_builder import FileWindow, IndexedRecords, ShardRecords, join_indexed
+from shardkit.formats.ranges import RangeReader
 from shardkit.formats.table import Table
-from shardkit.kinds.column import Column, presence, value_in
+from shardkit.kinds.column import Column, pack_value, presence
 from shardkit.kinds.field import Field
 from shardkit.record import STORED_KINDS, Record, checksums, image_kind
 
@@ -39,10 +40,12 @@ def index_others(
     for name, values in found.values.items():
         field = records.schema[name]
         alone = _only(table, name, field)
-        for row in np.flatnonzero(known & (alone.offsets[:, 0] >= 0)).tolist():
-            content = records.at(int(alone.offsets[row, 0]), int(alone.lengths[row, 0]))
+        there = np.flatnonzero(known & (alone.offsets[:, 0] >= 0))
+        ranges = np.stack([alone.offsets[there, 0], alone.lengths[there, 0]], 1).tolist()
+        contents = cast(RangeReader, records.reader).read_ranges(ranges)
+        for row, content in zip(there.tolist(), contents, strict=True):
             try:
-                values[row] = value_in(Record("-", {alone.names[0]: content}), {}, name, field)
+                values[row] = pack_value(field, field.type.parse(field, content))
             except ValueError:  # the record's reader explains it
                 known[row] = False
 

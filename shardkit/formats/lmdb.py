@@ -61,51 +61,60 @@ class LmdbWriter:
         self._meta = dump_json(spec.meta)
         self._spec = spec
         self._rows = 0
-        self._pending: list[tuple[bytes, bytes]] = []
+        self._pending: list[Record] = []
         self._pending_bytes = 0
 
     def write(self, record: Record) -> None:
         """Append ``record`` as the next row."""
-        values = [(KEY, record.key.encode()), *stored_fields(record, self._spec)]
-        for name, value in sorted(values):
-            self._put(b"%09d.%b" % (self._rows, name.encode()), value)
-        self._rows += 1
-        if self._rows % _BATCH_ROWS == 0 or self._pending_bytes >= _BATCH_BYTES:
-            self._commit()
+        if self._spec.arrays or any(map(is_raw, record.fields)):
+            stored_fields(record, self._spec)  # for its check
+        self._pending.append(record)
+        self._pending_bytes += sum(map(len, record.fields.values()))
+        if len(self._pending) == _BATCH_ROWS or self._pending_bytes >= _BATCH_BYTES:
+            self._commit(self._items())
 
     def close(self) -> None:
         """Commit the rest and complete the file."""
-        self._put(META.encode(), self._meta)
-        self._commit()
+        self._commit([*self._items(), (META.encode(), self._meta)])
         self._environment.close()
 
     def abort(self) -> None:
         """Release the environment without completing it."""
         self._environment.close()
 
-    def _put(self, key: bytes, value: bytes) -> None:
-        self._pending.append((key, value))
-        self._pending_bytes += len(value)
+    def _items(self) -> list[tuple[bytes, bytes]]:
+        """Return key and value of each field of the pending records."""
+        items = compiled.lmdb_items(self._pending, self._rows, self._spec.headers)
+        if items is not None:
+            return items
+        return [
+            (b"%09d.%b" % (row, name.encode()), value)
+            for row, record in enumerate(self._pending, self._rows)
+            for name, value in sorted(
+                [(KEY, record.key.encode()), *stored_fields(record, self._spec)]
+            )
+        ]
 
-    def _commit(self) -> None:
-        """Write pending records in one transaction; if the map is full, double it and retry."""
+    def _commit(self, items: list[tuple[bytes, bytes]]) -> None:
+        """Write items in one transaction; if the map is full, double it and retry."""
         while True:
             try:
                 with _disk_errors(self._path):
-                    self._put_pending()
+                    self._put(items)
                 break
             except lmdb.MapFullError:
                 self._map_size *= 2
                 with _disk_errors(self._path):
                     self._environment.set_mapsize(self._map_size)
+        self._rows += len(self._pending)
         self._pending.clear()
         self._pending_bytes = 0
 
-    def _put_pending(self) -> None:
+    def _put(self, items: list[tuple[bytes, bytes]]) -> None:
         with self._environment.begin(write=True) as transaction:
-            _, added = transaction.cursor().putmulti(self._pending, append=True)
-            if added < len(self._pending):  # a refused append raises nothing
-                raise ValueError(f"LMDB refused to append {len(self._pending) - added} keys")
+            _, added = transaction.cursor().putmulti(items, append=True)
+            if added < len(items):  # a refused append raises nothing
+                raise ValueError(f"LMDB refused to append {len(items) - added} keys")
 
 
 @contextlib.contextmanager

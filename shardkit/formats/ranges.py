@@ -25,6 +25,7 @@ from shardkit.errors import CorruptShard
 from shardkit.formats.table import Table, TableRows, as_walked
 from shardkit.kinds.field import Field
 from shardkit.record import MAX_KEY_BYTES, Record, is_field_name, is_raw, load_json
+from shardkit.system import compiled
 from shardkit.system.compiled import WalkResult
 from shardkit.system.files import open_regular
 from shardkit.system.npy import npy_header, npy_values
@@ -57,12 +58,12 @@ def stored_fields(record: Record, spec: ShardSpec) -> list[tuple[str, bytes]]:
 
     Raises ValueError if raw pixels or an array do not have the shape of the shard.
     """
-    fields = dict(record.fields)
-    for name, value in record.fields.items():
-        if header := header_of(record, name, spec):
-            del fields[name]
-            fields[name if name.endswith(NPY[1:]) else name + NPY] = header + value
-    return sorted(fields.items())
+    return sorted(
+        (name if name.endswith(NPY[1:]) else name + NPY, header + value)
+        if (header := header_of(record, name, spec))
+        else (name, value)
+        for name, value in record.fields.items()
+    )
 
 
 def header_of(record: Record, name: str, spec: ShardSpec) -> bytes:
@@ -134,7 +135,7 @@ class RangeReader(abc.ABC):
             if not 0 <= row < len(self._keys):
                 raise IndexError(f"row {row} is not in {self.path}, which has {len(self)} rows")
         fields = [self._fields[row] for row in rows]
-        contents = iter(self._read_ranges([part for named in fields for part in named.values()]))
+        contents = iter(self.read_ranges([part for named in fields for part in named.values()]))
         return [
             self._record(row, {name: next(contents) for name in named})
             for row, named in zip(rows, fields, strict=True)
@@ -159,7 +160,7 @@ class RangeReader(abc.ABC):
         """Return the fields of a row that the file stores as numbers."""
         return {}
 
-    def _read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return the content of each range, reading neighbors in the file together."""
         order = sorted(range(len(ranges)), key=ranges.__getitem__)
         contents = [b""] * len(ranges)
@@ -278,7 +279,17 @@ class RangeReader(abc.ABC):
 
     def _move_to_values(self, table: Table, number: int, name: str) -> None:
         """Let the ranges of an array of one shape exclude its headers."""
-        for row in np.flatnonzero(table.offsets[:, number] >= 0).tolist():
+        rows = np.flatnonzero(table.offsets[:, number] >= 0)
+        field = self._arrays[name]
+        header = npy_header(field.shape or (), field.values)
+        size = len(header) + field.bytes
+        starts = table.offsets[rows, number]
+        is_inside = (table.lengths[rows, number] == size) & (starts + size <= self._size)
+        if is_inside.all() and compiled.ranges_start(self._file.fileno(), starts, header):
+            table.offsets[rows, number] += len(header)
+            table.lengths[rows, number] = field.bytes
+            return
+        for row in rows.tolist():
             stored = Range(int(table.offsets[row, number]), int(table.lengths[row, number]))
             table.offsets[row, number], table.lengths[row, number] = self._values(name, stored)
 

@@ -98,10 +98,9 @@ def encode(records: Sequence[Record], spec: ShardSpec) -> list[bytes]:
 
     Raises ValueError as `TarWriter.write`.
     """
-    if spec.raw_shape is None and not spec.arrays:
-        members = compiled.tar_members(records, _SMALL)
-        if members is not None:
-            return members
+    members = compiled.tar_members(records, _SMALL, spec.headers)
+    if members is not None:
+        return members
     encoded: list[bytes] = []
     small: list[bytes] = []
     for record in records:

@@ -2,6 +2,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,13 +52,14 @@ typedef struct {
     sk_measures *measures; /* of each JPEG that is decoded */
 } inspected;
 
+/* Read the files, and inspect them as images if `out` has space for that. */
 static void read_all(source_file *files, size_t count, int decode, const inspected *out) {
     for (size_t n = 0; n < count; n++) {
         source_file *file = files + n;
         if (file->data == NULL) continue;
         out->codes[n] = (uint8_t)sk_read_file(file->path, file->size, file->stamp, file->data);
         file->was_read = out->codes[n] == SK_DONE;
-        if (file->was_read)
+        if (file->was_read && out->images != NULL)
             out->codes[n] = (uint8_t)sk_inspect(
                 file->data, (size_t)file->size, decode, out->images + n, out->waves,
                 out->waves == NULL ? NULL : out->measures + n);
@@ -139,6 +141,28 @@ static PyObject *read_images(PyObject *module, PyObject *arguments) {
         Py_DECREF(kept);
     }
     release(buffers, 6);
+    return result;
+}
+
+PyDoc_STRVAR(read_files_doc, "read_files(paths, sizes, stamps, codes)\n--\n\n"
+                             "Read files; see shardkit/system/compiled.py.");
+
+static PyObject *read_some_files(PyObject *module, PyObject *arguments) {
+    Py_buffer buffers[3] = {{0}};
+    PyObject *paths, *kept, *result = NULL;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "Oy*y*w*:read_files", &paths, &buffers[0], &buffers[1],
+                          &buffers[2]))
+        return NULL;
+    if ((kept = PySequence_Tuple(paths)) != NULL) {
+        size_t count = (size_t)PyTuple_Size(kept);
+        inspected out = {NULL, buffers[2].buf, NULL, NULL};
+        if (holds(&buffers[0], "sizes", count, 8) && holds(&buffers[1], "stamps", count, 8) &&
+            holds(&buffers[2], "codes", count, 1))
+            result = read_files(kept, buffers[0].buf, buffers[1].buf, 0, &out);
+        Py_DECREF(kept);
+    }
+    release(buffers, 3);
     return result;
 }
 
@@ -596,8 +620,8 @@ done:
 
 /* One field of a record, borrowed from it. */
 typedef struct {
-    const char *name, *value;
-    Py_ssize_t name_size, size;
+    const char *name, *value, *header; /* the stored value is the header, then the value */
+    Py_ssize_t name_size, size, header_size;
 } field;
 
 /* The key and the fields of a record, sorted by name. */
@@ -620,8 +644,20 @@ static int precedes(const field *one, const field *other) {
     return order < 0 || (order == 0 && one->name_size < other->name_size);
 }
 
+/* Get the header of a field from a dict of (header, bytes of the value) by name; returns 0 if the
+ * value has another size. */
+static int find_header(PyObject *headers, PyObject *name, field *item) {
+    PyObject *found = headers == NULL ? NULL : PyDict_GetItemWithError(headers, name);
+    Py_ssize_t size;
+    item->header = NULL;
+    item->header_size = 0;
+    if (found == NULL) return PyErr_Occurred() == NULL;
+    return PyArg_ParseTuple(found, "y#n", &item->header, &item->header_size, &size) &&
+           size == item->size;
+}
+
 /* Get the parts of a record; returns 0 if it is not an ordinary one, with or without an error. */
-static int take_apart(PyObject *record, parts *parts) {
+static int take_apart(PyObject *record, PyObject *headers, parts *parts) {
     PyObject *name, *value;
     Py_ssize_t at = 0;
     parts->count = 0;
@@ -637,6 +673,7 @@ static int take_apart(PyObject *record, parts *parts) {
         if ((item.name = PyUnicode_AsUTF8AndSize(name, &item.name_size)) == NULL) return 0;
         item.value = PyBytes_AsString(value);
         item.size = PyBytes_Size(value);
+        if (!find_header(headers, name, &item)) return 0;
         for (; place > 0 && precedes(&item, &parts->fields[place - 1]); place--)
             parts->fields[place] = parts->fields[place - 1];
         parts->fields[place] = item;
@@ -668,7 +705,7 @@ static PyObject *record_checksums(PyObject *module, PyObject *records) {
     for (Py_ssize_t n = 0; result != NULL && n < count; n++) {
         parts parts;
         PyObject *value = NULL;
-        if (take_apart(PyTuple_GetItem(kept, n), &parts))
+        if (take_apart(PyTuple_GetItem(kept, n), NULL, &parts))
             value = PyLong_FromUnsignedLong(checksum_of(&parts));
         drop(&parts);
         if (value != NULL) {
@@ -681,6 +718,12 @@ static PyObject *record_checksums(PyObject *module, PyObject *records) {
     }
     Py_DECREF(kept);
     return result;
+}
+
+/* Whether a field is raw pixels, which formats store with a header. */
+static int is_raw(const field *item) {
+    const char *end = item->name + item->name_size - 3;
+    return item->name_size >= 3 && memcmp(end, "raw", 3) == 0 && (item->name_size == 3 || end[-1] == '.');
 }
 
 /* Bytes that are gathered before they become a piece. */
@@ -720,7 +763,7 @@ static void put_header(uint8_t *to, const parts *parts, const field *field) {
     to[parts->key_size] = '.';
     memcpy(to + parts->key_size + 1, field->name, (size_t)field->name_size);
     memcpy(to + 100, "0000644\0000000000\0000000000", 24);
-    octal(to + 124, 11, (uint64_t)field->size);
+    octal(to + 124, 11, (uint64_t)(field->header_size + field->size));
     memset(to + 136, '0', 11);
     memset(to + 148, ' ', 8);
     to[156] = '0';
@@ -746,7 +789,7 @@ static int is_ordinary(const parts *parts) {
     for (int n = 0; n < parts->count; n++) {
         const field *item = parts->fields + n;
         if (parts->key_size + 1 + item->name_size > 100 || item->size >= (Py_ssize_t)1 << 32) return 0;
-        if (item->name_size == 3 && memcmp(item->name, "raw", 3) == 0) return 0;
+        if (is_raw(item)) return 0;
         for (Py_ssize_t m = 0; m < item->name_size; m++)
             if ((uint8_t)item->name[m] >= 0x80) return 0;
     }
@@ -768,10 +811,11 @@ static int flush(gathered *waiting, PyObject *pieces) {
 static int put_members(const parts *parts, Py_ssize_t small, gathered *waiting, PyObject *pieces) {
     for (int n = 0; n < parts->count; n++) {
         const field *item = parts->fields + n;
-        size_t padding = (size_t)(-item->size & (BLOCK - 1));
-        uint8_t *to = space_for(waiting, BLOCK);
+        size_t padding = (size_t)(-(item->header_size + item->size) & (BLOCK - 1));
+        uint8_t *to = space_for(waiting, BLOCK + (size_t)item->header_size);
         if (to == NULL) return 0;
         put_header(to, parts, item);
+        if (item->header_size) memcpy(to + BLOCK, item->header, (size_t)item->header_size);
         if (item->size < small) {
             if ((to = space_for(waiting, (size_t)item->size)) == NULL) return 0;
             memcpy(to, item->value, (size_t)item->size);
@@ -789,21 +833,22 @@ static int put_members(const parts *parts, Py_ssize_t small, gathered *waiting, 
 }
 
 PyDoc_STRVAR(tar_members_doc,
-             "tar_members(records, small)\n--\n\n"
+             "tar_members(records, small, headers)\n--\n\n"
              "Return the members of records, or None; see shardkit/formats/webdataset.py.");
 
 static PyObject *tar_members(PyObject *module, PyObject *arguments) {
     gathered waiting = {NULL, 0, 0};
-    PyObject *records, *kept, *pieces;
+    PyObject *records, *headers, *kept, *pieces;
     Py_ssize_t small;
     int state = 1; /* 0: not ordinary, or an error */
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "On:tar_members", &records, &small)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "OnO!:tar_members", &records, &small, &PyDict_Type, &headers))
+        return NULL;
     if ((kept = PySequence_Tuple(records)) == NULL) return NULL;
     pieces = PyList_New(0);
     for (Py_ssize_t n = 0; pieces != NULL && state && n < PyTuple_Size(kept); n++) {
         parts parts;
-        state = take_apart(PyTuple_GetItem(kept, n), &parts) && is_ordinary(&parts) &&
+        state = take_apart(PyTuple_GetItem(kept, n), headers, &parts) && is_ordinary(&parts) &&
                 put_members(&parts, small, &waiting, pieces);
         drop(&parts);
     }
@@ -816,6 +861,84 @@ static PyObject *tar_members(PyObject *module, PyObject *arguments) {
     return pieces;
 }
 
+#define KEY "__key__" /* the name of a record's key in formats other than tar */
+#define LONGEST_NAME 80
+
+PyDoc_STRVAR(lmdb_items_doc, "lmdb_items(records, row, headers)\n--\n\n"
+                             "Return key and value of each field of records, or None; see "
+                             "shardkit/formats/lmdb.py.");
+
+/* Append key and value of a field to the items; returns 0 if it is not ordinary. */
+static int put_item(PyObject *items, Py_ssize_t row, const field *item) {
+    char key[16 + LONGEST_NAME];
+    int start = snprintf(key, 16, "%09zd.", row);
+    PyObject *value, *pair = NULL;
+    int failed;
+    if (item->name_size > LONGEST_NAME || is_raw(item)) return 0;
+    memcpy(key + start, item->name, (size_t)item->name_size);
+    if ((value = PyBytes_FromStringAndSize(NULL, item->header_size + item->size)) != NULL) {
+        char *to = PyBytes_AsString(value);
+        if (item->header_size) memcpy(to, item->header, (size_t)item->header_size);
+        memcpy(to + item->header_size, item->value, (size_t)item->size);
+        pair = Py_BuildValue("y#N", key, (Py_ssize_t)start + item->name_size, value);
+    }
+    failed = pair == NULL || PyList_Append(items, pair) < 0;
+    Py_XDECREF(pair);
+    return !failed;
+}
+
+static PyObject *lmdb_items(PyObject *module, PyObject *arguments) {
+    PyObject *records, *headers, *kept, *items;
+    Py_ssize_t row;
+    int state = 1; /* 0: not ordinary, or an error */
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OnO!:lmdb_items", &records, &row, &PyDict_Type, &headers))
+        return NULL;
+    if ((kept = PySequence_Tuple(records)) == NULL) return NULL;
+    items = PyList_New(0);
+    for (Py_ssize_t n = 0; items != NULL && state && n < PyTuple_Size(kept); n++, row++) {
+        parts parts;
+        field key = {KEY, NULL, NULL, sizeof KEY - 1, 0, 0};
+        int at = 0;
+        state = take_apart(PyTuple_GetItem(kept, n), headers, &parts) && row >= 0 && row < 1000000000;
+        key.value = parts.key;
+        key.size = parts.key_size;
+        for (; state && at < parts.count && precedes(parts.fields + at, &key); at++)
+            state = put_item(items, row, parts.fields + at);
+        if (state) state = put_item(items, row, &key);
+        for (; state && at < parts.count; at++) state = put_item(items, row, parts.fields + at);
+        drop(&parts);
+    }
+    Py_DECREF(kept);
+    if (items == NULL || state) return items;
+    Py_DECREF(items);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+PyDoc_STRVAR(ranges_start_doc, "ranges_start(file, offsets, start)\n--\n\n"
+                               "Whether ranges of a file start with these bytes.");
+
+static PyObject *ranges_start(PyObject *module, PyObject *arguments) {
+    Py_buffer buffers[2] = {{0}};
+    int file, same = 0;
+    uint8_t *data;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "iy*y*:ranges_start", &file, &buffers[0], &buffers[1]))
+        return NULL;
+    if ((data = malloc((size_t)buffers[1].len + 1)) != NULL && is_aligned(&buffers[0], 8)) {
+        const int64_t *offsets = buffers[0].buf;
+        Py_BEGIN_ALLOW_THREADS
+        same = 1;
+        for (Py_ssize_t n = 0; same && n < buffers[0].len / 8; n++)
+            same = sk_read_range(file, offsets[n], data, (size_t)buffers[1].len) &&
+                   memcmp(data, buffers[1].buf, (size_t)buffers[1].len) == 0;
+        Py_END_ALLOW_THREADS
+    }
+    free(data);
+    release(buffers, 2);
+    return PyBool_FromLong(same);
+}
+
 static PyMethodDef methods[] = {
     {"decode_jpeg", decode_jpeg, METH_VARARGS, decode_jpeg_doc},
     {"encode_jpeg", encode_jpeg, METH_VARARGS, encode_jpeg_doc},
@@ -824,9 +947,12 @@ static PyMethodDef methods[] = {
     {"jpeg_decodes", jpeg_decodes, METH_O, jpeg_decodes_doc},
     {"jpeg_header", jpeg_header, METH_VARARGS, jpeg_header_doc},
     {"jpeg_planes", jpeg_planes, METH_O, jpeg_planes_doc},
+    {"lmdb_items", lmdb_items, METH_VARARGS, lmdb_items_doc},
     {"measure", measure, METH_VARARGS, measure_doc},
     {"measure_jpeg", measure_jpeg, METH_VARARGS, measure_jpeg_doc},
     {"measure_png", measure_png, METH_VARARGS, measure_png_doc},
+    {"ranges_start", ranges_start, METH_VARARGS, ranges_start_doc},
+    {"read_files", read_some_files, METH_VARARGS, read_files_doc},
     {"read_images", read_images, METH_VARARGS, read_images_doc},
     {"record_checksums", record_checksums, METH_O, record_checksums_doc},
     {"scale_jpeg", scale_jpeg, METH_VARARGS, scale_jpeg_doc},

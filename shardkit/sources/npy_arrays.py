@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.contracts import Entry, Scan, SourceOptions
+from shardkit.contracts import Entry, Scan, SourceOptions, as_packed
 from shardkit.errors import CHANGED, BadImage, UsageError, setting
 from shardkit.kinds.field import Field, check_schema, default_schema
 from shardkit.kinds.packing import with_fields
 from shardkit.options import option
-from shardkit.record import IMAGE, LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
+from shardkit.record import IMAGE, LABEL_FIELD, META_FIELD, NO_LABEL, Record, path_meta
 from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.folders import is_split_name, why_left_out
-from shardkit.sources.images import read_file, require_inside
+from shardkit.sources.images import require_inside
 from shardkit.sources.inputs import place, place_of, require_rows
 from shardkit.sources.labels import Value, classes_option, label_of, read_classes
 from shardkit.sources.npy_files import (
@@ -35,7 +35,7 @@ from shardkit.sources.npy_files import (
     walk,
 )
 from shardkit.sources.table_rows import columns_of, rows_of
-from shardkit.system import safe_paths
+from shardkit.system import compiled, safe_paths
 from shardkit.system.files import as_name, as_text, require_local
 from shardkit.system.npy import npy_header
 from shardkit.system.text import name_list, quoted
@@ -154,20 +154,23 @@ class NpyArrays(ListedSource):
         if self._rows or len(self.schema) > 1 or field is None or not field.is_uniform:
             return super().read_together(split, entries)
         header = npy_header(field.shape or (), field.values)
-        return [self._read_plain(split, entry, header, field) for entry in entries]
-
-    def _read_plain(self, split: str, entry: Entry, header: bytes, field: Field) -> Record | None:
-        """Return the record of an .npy file with this header, or None."""
+        packed = as_packed(entries)
         try:
-            require_inside(entry.path)
-            path = self._file(split, entry.path)
-            content = read_file(path, len(header) + field.bytes, entry.stamp, image=False)
-        except BadImage:  # `read` says why
-            return None
-        if not content.startswith(header):
-            return None
+            for path in packed.paths():
+                require_inside(path)
+        except BadImage:  # `read` says which
+            return super().read_together(split, entries)
+        contents = compiled.read_files(
+            [os.fsencode(self._file(split, path)) for path in packed.paths()],
+            (np.full(len(packed), len(header) + field.bytes), np.array(packed.numbers("stamp"))),
+        )
         stored = str(field.stored_name(_ONE))
-        return Record(entry.key, {**_described(entry), stored: content[len(header) :]})
+        return [
+            Record(entry.key, {**_described(entry), stored: content[len(header) :]})
+            if content and content.startswith(header)
+            else None
+            for entry, content in zip(packed, contents, strict=True)
+        ]
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the file of a sample, and its row."""
@@ -295,7 +298,7 @@ class NpyArrays(ListedSource):
 
 def _described(entry: Entry) -> dict[str, bytes]:
     """Return path and label of a sample, as its record has them."""
-    fields = {META_FIELD: b'{"path":%b}' % dump_json(entry.path)}
+    fields = {META_FIELD: path_meta(entry.path)}
     if entry.label != NO_LABEL:
         fields[LABEL_FIELD] = b"%d" % entry.label
     return fields

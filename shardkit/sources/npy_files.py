@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from shardkit.system.files import as_text
 from shardkit.system.text import quoted
 
 _MAGIC = b"\x93NUMPY"
+_USUAL = 128
+"""Bytes of a usual header with what precedes it."""
 _LONGEST = 1 << 14
 """Maximum bytes of a header; those of plain arrays have 118."""
 _MOST_UNPACKED = 1 << 28
@@ -203,7 +206,7 @@ def parse_header(view: OpenedFile | _Bytes) -> Array:
 
     It raises BadImage if it is not a complete .npy file of plain values.
     """
-    head = view.read(0, 12)
+    head = view.read(0, _USUAL)
     if head[:6] != _MAGIC or len(head) < 12:
         raise BadImage("it is not an .npy file")
     if head[6] == 1:
@@ -214,7 +217,16 @@ def parse_header(view: OpenedFile | _Bytes) -> Array:
         raise BadImage(f"it is an .npy file of the unknown version {head[6]}")
     if length > _LONGEST:
         raise BadImage(f"its header has {length} bytes, over the limit of {_LONGEST}")
-    text = view.read(start, length).decode("latin-1")
+    header = head[start : start + length]
+    if len(header) < length:
+        header = view.read(start, length)
+    return _array(header, start + length, view.size)
+
+
+@lru_cache(maxsize=64)
+def _array(header: bytes, start: int, size: int) -> Array:
+    """Return the array of a header, whose values start there, in a file of ``size`` bytes."""
+    text = header.decode("latin-1")
     descr, order, shape = (p.search(text) for p in (_DESCR, _ORDER, _SHAPE))
     if descr is None or order is None or shape is None:
         kind = "no plain values"
@@ -232,9 +244,9 @@ def parse_header(view: OpenedFile | _Bytes) -> Array:
     sides = tuple(int(number) for number in re.findall("[0-9]+", shape[1]))
     if math.prod(side or 1 for side in sides) * dtype.itemsize > sys.maxsize:
         raise BadImage(f"no array has the shape {quoted(sides)}")  # not even an empty one
-    array = Array(dtype, sides, start + length, order[1] == "True" and len(sides) > 1)
-    if array.start + math.prod(sides) * dtype.itemsize != view.size:
-        raise BadImage(f"it has {view.size} bytes, which is wrong for {array}")
+    array = Array(dtype, sides, start, order[1] == "True" and len(sides) > 1)
+    if array.start + math.prod(sides) * dtype.itemsize != size:
+        raise BadImage(f"it has {size} bytes, which is wrong for {array}")
     return array
 
 

@@ -477,6 +477,16 @@ def read_images(
     return ImageFiles(contents, list(map(FileHeader._make, headers.tolist())), codes.tolist())
 
 
+def read_files(paths: Sequence[bytes], stats: tuple[Integers, Integers]) -> list[bytes | None]:
+    """Return the content of files, None for each that is left; see `read_images` for ``stats``."""
+    compiled = native.module()
+    if compiled is None:
+        return [None] * len(paths)
+    contents: list[bytes | None]
+    contents = compiled.read_files(paths, *stats, np.zeros(len(paths), np.uint8))
+    return contents
+
+
 def measure(pixels: Pixels, extent: tuple[int, int], waves: Waves, measures: Measures) -> bool:
     """Measure pixels of shape (height, width, 3), C-contiguous; return whether it did.
 
@@ -533,11 +543,35 @@ def record_checksums(records: Sequence[object]) -> list[int] | None:
     return checksums
 
 
-def tar_members(records: Sequence[object], small: int) -> list[bytes] | None:
+Headers = Mapping[str, tuple[bytes, int]]
+"""What precedes the values of fields when they are stored, and the bytes that these must have."""
+
+
+def tar_members(records: Sequence[object], small: int, headers: Headers) -> list[bytes] | None:
     """Return records as tar members; those below ``small`` bytes are joined with others."""
     compiled = native.module()
-    members: list[bytes] | None = None if compiled is None else compiled.tar_members(records, small)
+    if compiled is None:
+        return None
+    members: list[bytes] | None = compiled.tar_members(records, small, dict(headers))
     return members
+
+
+def lmdb_items(
+    records: Sequence[object], row: int, headers: Headers
+) -> list[tuple[bytes, bytes]] | None:
+    """Return key and value of each field of records as LMDB stores them, from ``row`` on."""
+    compiled = native.module()
+    items: list[tuple[bytes, bytes]] | None
+    items = None if compiled is None else compiled.lmdb_items(records, row, dict(headers))
+    return items
+
+
+def ranges_start(descriptor: int, offsets: Integers, start: bytes) -> bool:
+    """Return whether ranges of a file start with these bytes; False means unknown."""
+    compiled = native.module()
+    return compiled is not None and bool(
+        compiled.ranges_start(descriptor, np.ascontiguousarray(offsets), start)
+    )
 
 
 def walk_tar(descriptor: int, size: int, start: int, stop: int) -> WalkResult | None:

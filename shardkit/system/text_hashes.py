@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Iterable, Iterator
 
@@ -32,6 +33,10 @@ class TextHashes:
         """Add the hash of a text."""
         self._buffer.append(hash(text))
         self._count += 1
+        self._spool()
+
+    def _spool(self) -> None:
+        """Write hashes to the file if there are many."""
         if len(self._buffer) == _BUFFERED:
             self._file = self._file or TemporaryBytes()
             self._file.append(self._buffer.tobytes())
@@ -39,8 +44,11 @@ class TextHashes:
 
     def add_all(self, texts: Iterable[str]) -> None:
         """Add the hashes of some texts."""
-        for text in texts:
-            self.add(text)
+        rest = iter(texts)
+        while some := [*itertools.islice(rest, _BUFFERED - len(self._buffer))]:
+            self._buffer.extend(map(hash, some))
+            self._count += len(some)
+            self._spool()
 
     def repeated(self) -> set[int]:
         """Return the hashes that were added more than once; different texts may have one."""
