@@ -16,7 +16,6 @@ from shardkit.dataset.parts import changed_fields, how_made
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.registry import DATASET, open_source
 from shardkit.sources.opening import reopen
-from shardkit.sources.wrapper import SomeFields
 from shardkit.system.files import overlap
 from shardkit.system.late import load
 from shardkit.system.text import quoted
@@ -33,6 +32,8 @@ _READERS = {"fields": "shardkit.changes.layer_source:LayerFile"}
 
 It gets a source that a user named, a dataset with the layer, and the description of the source.
 """
+_SOME_FIELDS = "shardkit.sources.wrapper:SomeFields"
+
 _WITH_REMEDY = "shardkit.verification.other_source:with_remedy"
 
 
@@ -166,7 +167,9 @@ def _scan(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
     changed = changed_fields(next(iter(described.values())))
     if changed.isdisjoint(scan.schema):
         return scan
-    return SomeFields(scan, scan.schema.keys() - changed).narrowed(scan)
+    wrapped = load(_SOME_FIELDS)(scan, scan.schema.keys() - changed)
+    narrowed: Scan = wrapped.narrowed(scan)
+    return narrowed
 
 
 def _is_same(one: Any, other: Any) -> bool:

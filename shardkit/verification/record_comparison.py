@@ -16,7 +16,6 @@ from shardkit.dataset.decode import decode_shown
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
 from shardkit.kinds.field import Field, Schema
-from shardkit.kinds.packing import only_fields
 from shardkit.pipeline import convert_record
 from shardkit.recipe import CHECK_NOTES, Recipe
 from shardkit.record import (
@@ -28,6 +27,9 @@ from shardkit.record import (
     dump_json,
     image_kind,
 )
+from shardkit.system.late import load
+
+_ONLY_FIELDS = "shardkit.kinds.packing:only_fields"
 
 ALIKE_PSNR = 40.0
 """Minimum peak signal-to-noise ratio, in decibels, for two images to count as the same picture.
@@ -115,7 +117,7 @@ class RecordComparison:
         self.result.bytes += len(data)
         if self._against.changed:
             wanted = self._against.schema.keys() - self._against.changed
-            record = only_fields(record, self._against.schema, wanted)
+            record = load(_ONLY_FIELDS)(record, self._against.schema, wanted)
         if record == expected:
             self.result.same += 1
             self.result.converted += _is_converted(record, original)

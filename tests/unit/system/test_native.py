@@ -220,11 +220,12 @@ def test_without_the_module_all_is_left_to_python(without_native: None) -> None:
         compiled.encode_jpeg(image, 90),
         compiled.scale_jpeg(jpeg(30, 28), (30, 28), 8, (4, 4), "bilinear"),
         compiled.survey(rows.entries, number, 8, (0, 0), 100),
-        compiled.tar_members([], 100),
+        compiled.tar_members([], 100, {}),
+        compiled.lmdb_items([], 0, {}),
         compiled.walk_lmdb(0, 100),
         compiled.walk_tar(0, 100, 0, 100),
     )
-    assert nothing == (None,) * 16
+    assert nothing == (None,) * 17
 
 
 def test_a_wrong_setting_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
