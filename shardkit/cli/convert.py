@@ -40,12 +40,11 @@ from shardkit.registry import (
     source_hint,
     source_names,
 )
-from shardkit.reporting.page import MARK, page
-from shardkit.reporting.report import report
 from shardkit.sources.imagefolder import ImageFolder
 from shardkit.sources.opening import DivisionOptions, Exclusion
 from shardkit.sources.recognize import left_out, the_kinds
 from shardkit.sources.together import together
+from shardkit.system.late import load
 from shardkit.system.machine import usable_cpus
 from shardkit.system.urls import as_url
 from shardkit.system.user_files import require_own_output, write_result
@@ -173,10 +172,14 @@ def _convert(
         _write_report(run, options.report, dst, words["workers"])
 
 
+_REPORTING = "shardkit.reporting"
+"""What makes reports; it is loaded for `--report` alone."""
+
+
 def _write_report(run: Run, path: Path, dst: Path, workers: int) -> None:
     with progress_bar(run, "measuring") as tally:
-        measured = report(dst, workers=workers, on_progress=tally)
-    write_result(path, page(measured).encode())
+        measured = load(f"{_REPORTING}.report:report")(dst, workers=workers, on_progress=tally)
+    write_result(path, load(f"{_REPORTING}.page:page")(measured).encode())
     if run.is_text:
         line("report", f"written to {path}")
 
@@ -187,7 +190,7 @@ def _require_report(path: Path, dst: Path) -> None:
         raise UsageError(
             "--report reads a local dataset;", remedy=f"run `shardkit report` on a copy of {dst}"
         )
-    require_own_output(path, "--report", MARK)
+    require_own_output(path, "--report", load(f"{_REPORTING}.page:MARK"))
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from shardkit.errors import Problem, spelled
 from shardkit.kinds.field import Schema
 from shardkit.record import IMAGE, IMAGE_FIELDS, LABEL
 from shardkit.registry import get_source
-from shardkit.reporting.describe import summarize
+from shardkit.system.late import load
 from shardkit.system.text import amount, printable, shell, size
 
 _LISTED = 50
@@ -229,6 +229,9 @@ def _show_loose(count: int) -> None:
         )
 
 
+_SUMMARIZE = "shardkit.reporting.describe:summarize"
+
+
 def converted_fields(dst: Path | str, converted: Converted, tally: Tally) -> dict[str, Any]:
     """Return the summary of a conversion as JSON values."""
     return {
@@ -236,7 +239,7 @@ def converted_fields(dst: Path | str, converted: Converted, tally: Tally) -> dic
         "reused_shards": converted.reused_shards,
         "unchanged": converted.unchanged,
         "datasets": {
-            name: {"path": f"{dst}/{name}".rstrip("/"), **summarize(manifest)}
+            name: {"path": f"{dst}/{name}".rstrip("/"), **load(_SUMMARIZE)(manifest)}
             for name, manifest in converted.manifests.items()
         },
     }

@@ -27,6 +27,7 @@ from shardkit.contracts import (
     SourceKind,
     SourceOptions,
     SourcePart,
+    as_packed,
 )
 from shardkit.errors import BadImage, Problem, UsageError, setting
 from shardkit.options import option
@@ -160,18 +161,19 @@ class ImageFolder(PartedSource):
 
     def ahead(self, split: str, entries: Sequence[Entry]) -> None:
         """Start to read images."""
-        self.folder.ahead(entries, [below(split, entry.path) for entry in entries])
+        self.folder.ahead(entries, [below(split, path) for path in as_packed(entries).paths()])
 
     def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
         """Return the file of each image, if they are local."""
         if type(self).read is not _READ:
             return None  # another class reads otherwise
+        paths = as_packed(entries).paths()
         try:
-            for entry in entries:
-                require_inside(entry.path)
+            for path in paths:
+                require_inside(path)
         except BadImage:
             return None  # `read` says which
-        return self.folder.paths([below(split, entry.path) for entry in entries])
+        return self.folder.paths([below(split, path) for path in paths])
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the images of each split, in the order of labels and paths."""
