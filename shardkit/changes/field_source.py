@@ -84,18 +84,21 @@ class LayerSource(Source):
 
         BadImage if a value cannot be read, or is not one of its field.
         """
-        return self._record(entry, [values.read(entry.place) for values in self._values])
+        found = [values.read(entry.place) for values in self._values]
+        return self._record(entry.path, entry.key, found)
 
     def read_together(self, split: str, entries: Sequence[Entry]) -> Sequence[Record | None]:
         """Return the records of rows; none if a value does not fit its field."""
-        rows = as_packed(entries).numbers("place")
+        packed = as_packed(entries)
+        rows = packed.numbers("place")
         with contextlib.suppress(BadImage):  # `read` tells which one
             found = [values.read_together(rows) or () for values in self._values]
             if all(found):
-                return [*map(self._record, entries, zip(*found, strict=True))]
+                by_row = zip(*found, strict=True)
+                return [*map(self._record, packed.paths(), packed.keys(), by_row)]
         return super().read_together(split, entries)
 
-    def _record(self, entry: Entry, found: Iterable[Mapping[str, Any]]) -> Record:
+    def _record(self, path: str, key: str, found: Iterable[Mapping[str, Any]]) -> Record:
         """Return the record of a row with the values of each provider."""
         fields: dict[str, bytes] = {}
         meta: dict[str, Any] = {}
@@ -108,9 +111,8 @@ class LayerSource(Source):
                     fields[stored] = content
                 else:
                     meta[name] = content
-        described = dump_json({"path": entry.path, **meta}) if meta else path_meta(entry.path)
-        fields[META_FIELD] = described
-        return Record(entry.key, fields)
+        fields[META_FIELD] = dump_json({"path": path, **meta}) if meta else path_meta(path)
+        return Record(key, fields)
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the row."""

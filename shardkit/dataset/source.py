@@ -24,6 +24,7 @@ from shardkit.contracts import (
     SourceKind,
     SourceOptions,
     StoredEntries,
+    as_packed,
 )
 from shardkit.dataset.index_builder import IndexedRecord, difference, open_records
 from shardkit.dataset.opened import OpenedDirectory
@@ -197,16 +198,20 @@ class DatasetSource(Source):
 
     def read_together(self, split: str, entries: Sequence[Entry]) -> Sequence[Record | None]:
         """Return records of shards; neighbors are compared with the index at once."""
-        rows = np.array([entry.place for entry in entries], np.int64)
+        packed = as_packed(entries)
+        rows = np.array(packed.numbers("place"), np.int64)
         try:
             found = [*_intact_records(self._sets[split], rows)]
         except (CorruptDataset, KeyError, IndexError):  # `read` tells which one is damaged
             return [None] * len(entries)
         return [
-            _labeled(stored[0], entry.label)
-            if stored and (stored[0].key, stored[1]) == (entry.key, entry.path)
-            else None
-            for stored, entry in zip(found, entries, strict=True)
+            _labeled(stored[0], label) if stored and (stored[0].key, stored[1]) == names else None
+            for stored, names, label in zip(
+                found,
+                zip(packed.keys(), packed.paths(), strict=True),
+                packed.numbers("label"),
+                strict=True,
+            )
         ]
 
     def locate(self, split: str, entry: Entry) -> str:
