@@ -96,10 +96,10 @@ def test_an_error_of_lmdb_is_an_os_error_that_names_the_file(
     writer = LmdbWriter(tmp_path / "s", ShardSpec())
     writer.write(Record("a", {"txt": b"A"}))
 
-    def fail() -> None:
+    def fail(_: object) -> None:
         raise lmdb.Error("mdb_txn_commit: Input/output error")
 
-    monkeypatch.setattr(writer, "_put_pending", fail)
+    monkeypatch.setattr(writer, "_put", fail)
     with pytest.raises(OSError, match="Input/output") as caught:
         writer.close()
     assert caught.value.errno == errno.EIO
@@ -109,7 +109,7 @@ def test_an_error_of_lmdb_is_an_os_error_that_names_the_file(
         writer.close()
     assert caught.value.errno == errno.ENOSPC
     monkeypatch.undo()
-    monkeypatch.setattr(writer, "_put_pending", fail)
+    monkeypatch.setattr(writer, "_put", fail)
     reason = call_in("fork", error_of_closing, writer)
     assert os.strerror(errno.EFBIG) in reason  # although a part can be written
     writer.abort()
@@ -150,14 +150,16 @@ def error_of_closing(writer: LmdbWriter) -> str:
     return str(failed.value)
 
 
-def test_a_record_that_lmdb_does_not_append_is_an_error(tmp_path: Path) -> None:
+def test_a_record_that_lmdb_does_not_append_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """LMDB raises nothing itself: the record would be lost."""
+    monkeypatch.setattr(module, "_BATCH_ROWS", 1)
     writer = LmdbWriter(tmp_path / "s", ShardSpec())
     writer.write(Record("a", {"txt": b"A"}))
     writer._rows = 0
-    writer.write(Record("b", {"txt": b"B"}))
     with refused(ValueError, "LMDB"):
-        writer.close()
+        writer.write(Record("b", {"txt": b"B"}))
     writer.abort()
 
 
