@@ -76,7 +76,6 @@ _PACKED = (".zip", ".rar", ".7z")
 _REFUSE_OTHERS = "shardkit.sources.recognize:refuse_other_kinds"
 _OTHER_CLASSES = "shardkit.sources.recognize:note_other_classes"
 
-
 _NEVER_LISTED = {NO_FILE, BROKEN_LINK, TOO_LARGE, *map(os.strerror, errno.errorcode)}
 """Reasons for which a scan reports a bad file without listing it as an image."""
 
@@ -110,20 +109,16 @@ class FolderOptions(SourceOptions):
 
 
 class ImageFolder(PartedSource):
-    """A folder of images as a `shardkit.contracts.Source`.
+    """A folder of images as a `shardkit.contracts.Source`. The root may be a URL: ``s3://...``.
 
     Each folder directly in ``root`` is a class, and each folder below it belongs to it. A folder
     with images and no folders gives images without labels. Symbolic links are followed; below a
     class, no folder is entered twice.
 
-    The root may be a URL: ``s3://BUCKET/PATH``, ``gs://`` or ``az://``.
-
     ``class_order``: ``plain`` sorts class names as torchvision does, ``natural`` sorts numbers in
     them by value. Any other value is the path of a text file with one class per line; it may name
     classes without a folder. ``splits``: whether the folders in ``root`` are splits, each scanned
-    like a root folder. None decides by name: True if all are named like splits (`is_split_name`).
-    It is an error if such a folder, with class folders, is next to others. ``classes``: whether to
-    take the folders as they are, also where another kind of source recognizes them.
+    like a root folder. None decides by name (`is_split_name`): all must be splits, or none.
     """
 
     kind = "imagefolder"
@@ -215,9 +210,7 @@ class ImageFolder(PartedSource):
         if self.options.class_order in ("plain", "natural"):
             _require_distinct(inner, classes or ())
         if classes is None:
-            ordered = _ordered(
-                class_names, self.options.class_order
-            )  # reports a wrong file even without classes
+            ordered = _ordered(class_names, self.options.class_order)  # names a wrong file
         else:
             ordered = (*classes, *sorted(class_names.difference(classes)))
         labels = {name: label for label, name in enumerate(ordered)}

@@ -16,6 +16,7 @@ from shardkit.contracts import (
     Entry,
     Images,
     Located,
+    Recognition,
     SourceKind,
     SourceOptions,
 )
@@ -31,7 +32,7 @@ from shardkit.sources.inputs import require_rows
 from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.located import located_in
-from shardkit.sources.recognize import having
+from shardkit.sources.recognize import Overview, having
 from shardkit.system.files import read_small, require_local
 
 _META = "meta_info.txt"
@@ -295,6 +296,15 @@ class Lmdb(ListedSource, AttachableSource):
         return int(self._entries)
 
 
+def _recognize(seen: Overview) -> Iterator[Recognition]:
+    inner = seen.folders() if seen.is_folder and not seen.has("data.mdb") else []
+    folders = [name for name in inner if "data.mdb" in seen.files(name)]
+    for folder in folders:
+        yield Recognition(f"{folder}/data.mdb", inside=folder)
+    if not folders:
+        yield from having("data.mdb", suffixes=(".lmdb", ".mdb"))(seen)
+
+
 SOURCE = SourceKind(
     name=Lmdb.kind,
     title="Convert LMDB environments from other programs.",
@@ -323,6 +333,6 @@ SOURCE = SourceKind(
           shardkit attach lmdb train_lmdb train-index --layout ocr
         """,
     ),
-    recognize=having("data.mdb", suffixes=(".lmdb", ".mdb")),
+    recognize=_recognize,
     source=Lmdb,
 )

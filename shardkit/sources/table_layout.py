@@ -278,7 +278,7 @@ def _folders(seen: Overview, top: str) -> list[str]:
     classes = {PurePath(name).name for name in (*full, *filter(seen.images, nested))}
     if sum(not (split_in(name) or _OF_IMAGES.search(name)) for name in classes) > 1:
         return []
-    return [top, *full]
+    return [top, *(full or filter(seen.images, nested))]
 
 
 def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Recognition]:

@@ -58,7 +58,13 @@ class Together(Source):
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the images of all splits, which share their classes."""
         scans = {name: member.source.scan(classes) for name, member in self.members.items()}
-        if any("" not in scan.splits for scan in scans.values()):
+        divided = [name for name, scan in scans.items() if "" not in scan.splits]
+        if divided and self.commands:
+            raise UsageError(
+                f"{self}: {divided[0]} has splits of its own;",
+                remedy=f"convert each by itself: {', and '.join(self.commands)}",
+            )
+        if divided:
             raise CorruptDataset("the manifest names a source of several splits as that of one")
         known = _united([scan.classes or () for scan in scans.values()], classes)
         if any(scan.classes != known for scan in scans.values() if scan.classes):
@@ -148,6 +154,12 @@ def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, 
         for name, kind in kinds.items()
     }
     commands = [kind.command(root, (f"DST/{name}", "--to", "lmdb")) for name, kind in kinds.items()]
+    labels = {of["label"] for of in found.values() if "label" in of}
+    if len(labels) > 1 and given.keys().isdisjoint(("label", "labels")):
+        raise UsageError(
+            f"{root}: the splits have labels in different columns ({name_list(sorted(labels))})",
+            remedy=f"give {setting('label')} or convert each by itself: {', and '.join(commands)}",
+        )
     return Together(root, members, commands)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,24 @@ def test_splits_of_one_label_and_of_several_have_the_same_fields(tmp_path: Path)
     labels = {split: [[*row] for row in column] for split, column in made.items()}
     assert labels == {"train": [[0], [1]], "val": [[0, 1], [1]]}
     assert verify(tmp_path / "out", against=source).findings == []
+
+
+def test_columns_of_different_names_are_not_the_labels_of_all_splits(tmp_path: Path) -> None:
+    files = {f"{split}/1.jpg": JPEGS[split] for split in JPEGS}
+    files |= {"train.csv": b"id,target\n1,ill\n", "val.csv": b"id,patient\n1,P9\n"}
+    source = make_tree(tmp_path / "src", files)
+    facts = ("patient", "target", "DST/train", "DST/val")
+    refuses(2, "convert", source, tmp_path / "out", "--to", "lmdb", facts=facts)
+
+
+def test_splits_in_splits_are_refused_with_the_commands(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    for name in ("train", "test"):
+        with zipfile.ZipFile(tmp_path / f"src/{name}.zip", "w") as archive:
+            for split in ("train", "val"):
+                archive.writestr(f"{split}/cat/1.jpg", JPEGS["train"])
+    facts = (f"zip {tmp_path / 'src/train.zip'}", f"zip {tmp_path / 'src/test.zip'}")
+    refuses(2, "convert", tmp_path / "src", tmp_path / "out", "--to", "lmdb", facts=facts)
 
 
 def test_splits_with_other_categories_are_refused(tmp_path: Path) -> None:
