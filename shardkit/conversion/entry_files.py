@@ -20,7 +20,7 @@ def load_entries(content: bytes) -> list[Entry]:
     except (TypeError, KeyError) as error:
         raise ValueError(f"it does not list images: {error!r}") from error
     if any(tuple(map(type, entry)) != _TYPES for entry in entries):
-        raise ValueError("a value of an image has another type")
+        raise ValueError("a value of an image has the wrong type")
     for entry in entries:
         if min(entry.label - NO_LABEL, entry.bytes, entry.place) < 0 or not (
             entry.label < _LABELS and max(entry.bytes, entry.place, abs(entry.stamp)) < _LIMIT

@@ -236,8 +236,7 @@ def _require_distinct(texts: Iterable[str]) -> None:
         other = seen.setdefault(unicodedata.normalize("NFKC", text).casefold(), text)
         if other != text:
             raise UsageError(
-                f"the labels {other!a} and {text!a} differ only in case, or in how their "
-                "letters are written",
+                f"the labels {other!a} and {text!a} differ only in case or Unicode form",
                 remedy=f"correct one, {_OR_NAMES}",
             )
 
