@@ -143,7 +143,7 @@ def loader(): return DataLoader(Own(), 8, num_workers=1)
     (place / f"files{seed}.py").write_text(text)
 
     found = diagnosed(f"files{seed}")
-    name = "the same images as a dataset of shardkit"
+    name = "the same images as a shardkit dataset"
     (remedy,) = [each for each in found["diagnosis"]["remedies"] if each["remedy"]["name"] == name]
     assert remedy["verdict"] != "failed"
     assert remedy["remedy"]["decode"] == f"RandomResizedCrop({side})"

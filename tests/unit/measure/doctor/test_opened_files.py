@@ -96,7 +96,7 @@ def test_the_images_of_an_own_dataset_are_found_and_converted(photos: Path, tmp_
     assert (found.kind, found.side, found.crop) == ("jpg", 48, 32)
 
     (remedy,) = [each for each in propose(found) if each.recipe is not None]
-    assert remedy.name == "the same images as a dataset of shardkit"
+    assert remedy.name == "the same images as a shardkit dataset"
     assert remedy.decode == "RandomResizedCrop(32)"
     assert remedy.price.endswith("of disk; skips everything else that Own does")
 

@@ -185,7 +185,7 @@ def test_another_dataset_requires_processes_and_is_named(dataset: ShardDataset) 
         ConcatDataset([dataset, TensorDataset(torch.zeros(3))]),
     ]
     for each, name in zip(foreign, ["Tensor", "Stack", "Tensor", "Tensor"], strict=True):
-        assert f"{name}Dataset is not a dataset of shardkit" in str(why_processes(each))
+        assert f"{name}Dataset is not a shardkit dataset" in str(why_processes(each))
 
 
 # Bytes.
