@@ -31,6 +31,7 @@ from shardkit.sources.opening import DivisionOptions, Exclusion, SampleOptions, 
 from shardkit.system.late import load
 from shardkit.system.safe_paths import is_file
 from shardkit.system.temporary import TemporaryFolder, full_disk_named
+from shardkit.system.text import amount
 from shardkit.system.urls import STORES, scheme_and_path
 
 _TARGETS = {
@@ -55,6 +56,14 @@ class Converted:
     """Whether the target already held the result, so nothing was written."""
     jobs: int = 0
     """Tasks that `plan_jobs` left for `shardkit work`."""
+
+    def __repr__(self) -> str:
+        """Return the size of each dataset: a plan and manifests would fill the screen."""
+        sizes = {
+            split: f"{amount(made.rows, 'image')}, {amount(len(made.classes or ()), 'class')}"
+            for split, made in self.manifests.items()
+        }
+        return f"Converted({sizes.get('', sizes)})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from shardkit.reporting.fields import describe_fields
 from shardkit.reporting.findings import BY_EMBEDDING, KINDS, Findings, Group, find_all
 from shardkit.reporting.similar import DISTANCE
 from shardkit.system.pool import Report
+from shardkit.system.text import amount
 from shardkit.system.user_files import write_together
 
 _BINS = 24
@@ -56,6 +57,11 @@ class DatasetReport:
     """Mean of red, green and blue over all pixels, from 0 to 1; each image has the same weight."""
     std: list[float]
     """Standard deviation of the same."""
+
+    def __repr__(self) -> str:
+        """Return the images of each kind of finding: all statistics would fill the screen."""
+        found = {found.kind: found.rows for found in self.findings if found.rows}
+        return f"DatasetReport({amount(len(self.images), 'image')}, findings: {found})"
 
     @property
     def normalize(self) -> str:

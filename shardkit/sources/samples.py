@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -261,7 +261,7 @@ class Samples(Source):
             return field
         raise ValueError(
             f"the field {quoted(name)} of the first sample is "
-            f"{'missing' if value is None else 'a ' + type(value).__name__}: pass "
+            f"{'missing' if value is None else f'of type {type(value).__name__}'}: pass "
             f"schema={{{name!r}: Field(...)}}"
         )
 
@@ -269,13 +269,11 @@ class Samples(Source):
         """Return the classes of the field ``label``: those that are stated, or all labels."""
         features = getattr(self._samples, "features", None)  # of Hugging Face
         feature = features.get(LABEL) if isinstance(features, Mapping) else None
-        for names in getattr(self._samples, "classes", None), getattr(feature, "names", None):
+        for names in _stated_classes(self._samples), getattr(feature, "names", None):
             if names is not None:
                 return tuple(names)
-        labels = getattr(self._samples, "targets", None)  # of torchvision
-        if feature is not None:
-            labels = self._samples[LABEL]
-        elif labels is None and isinstance(self._samples, (list, tuple, Spool)):
+        labels = self._samples[LABEL] if feature is not None else _stated_labels(self._samples)
+        if labels is None and isinstance(self._samples, (list, tuple, Spool)):
             labels = map(self._label, range(len(self._samples)))
         if labels is None:
             raise ValueError(
@@ -333,7 +331,7 @@ def _file(value: Any) -> Any:
 
 def _classes_of(labels: Iterable[Any]) -> Sequence[str] | int:
     """Return the sorted names among labels, or one more than the largest number."""
-    found: set[Any] = {np.asarray(as_numpy(label)).item() for label in labels if label is not None}
+    found = {_scalar(label) for label in labels if label is not None}
     if all(isinstance(label, str) for label in found):
         return sorted(found)
     if all(type(label) is int and 0 <= label < _MOST_CLASSES for label in found):
@@ -342,6 +340,41 @@ def _classes_of(labels: Iterable[Any]) -> Sequence[str] | int:
         f"the labels are neither all names nor all numbers from 0 to {_MOST_CLASSES - 1}, such as "
         f"{name_list(sorted(map(repr, found)))}: pass schema={{'label': Field(...)}}"
     )
+
+
+def _scalar(label: Any) -> Any:
+    """Return a label as a number or text."""
+    value = np.asarray(as_numpy(label))
+    if value.ndim == 0 and value.dtype.kind != "O":
+        return value.item()
+    raise ValueError(
+        f"a label is {shortened(repr(label), _LONGEST)}, neither a number nor a name: name the "
+        "fields otherwise, such as convert(samples, ..., fields=('image', 'labels'), schema="
+        "{'labels': Field('labels', classes=...)}); several need samples that are dicts"
+    )
+
+
+def _stated_classes(samples: Any) -> Iterable[str] | None:
+    """Return the class names that a torchvision dataset states, also inside a ``Subset``."""
+    names: Iterable[str] | None = getattr(samples, "classes", None)
+    if names is None and hasattr(samples, "indices"):
+        return _stated_classes(getattr(samples, "dataset", None))
+    return names
+
+
+def _stated_labels(samples: Any) -> Sequence[Any] | None:
+    """Return the labels that a dataset of torchvision or PyTorch holds in memory."""
+    if hasattr(samples, "indices"):
+        labels = _stated_labels(getattr(samples, "dataset", None))
+        return None if labels is None else [labels[index] for index in samples.indices]
+    tensors = getattr(samples, "tensors", None)
+    if isinstance(tensors, tuple):
+        return cast(Sequence[Any], tensors[-1]) if len(tensors) == len(_PAIR) else None
+    for name in "targets", "labels", "_labels":  # CIFAR10, SVHN, Flowers102
+        labels = getattr(samples, name, None)
+        if isinstance(labels, Sized) and len(labels) == len(samples):
+            return labels
+    return None
 
 
 def _is_sequence(samples: Any) -> bool:

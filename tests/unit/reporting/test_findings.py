@@ -127,6 +127,7 @@ def test_a_jpeg_and_the_png_made_from_it_are_an_exact_duplicate(tmp_path: Path, 
         "b/two_again.jpg": encoded(upright, quality=60),
     }
     made = report(make_dataset(make_tree(tmp_path / "photos", contents), tmp_path / "made"))
+    assert repr(made).startswith("DatasetReport(5 images, findings: {")
 
     found = {
         each.kind: sorted(

@@ -25,7 +25,7 @@ from helpers import FORMATS, tree
 from PIL import Image
 from refusals import refused
 from table import for_each
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from shardkit import Field, Sample, UsageError, convert, open_dataset, verify
 from shardkit.dataset.shardset import ShardSet, open_shards
@@ -117,6 +117,7 @@ def test_the_schema_follows_from_the_first_sample(tmp_path: Path) -> None:
 def test_pairs_are_images_and_labels(tmp_path: Path) -> None:
     made = convert(Pairs(), tmp_path / "out", to="webdataset")
     assert made.manifests[""].classes == ("cat", "dog")
+    assert repr(made) == "Converted(3 images, 2 classes)"
     assert made.manifests[""].class_counts == (2, 1)
     assert in_order(tmp_path / "out", "label") == [0, 1, 0]
 
@@ -125,7 +126,7 @@ def shades(count: int = 3) -> list[Any]:
     return [PIXELS + np.uint8(number) for number in range(count)]
 
 
-class Targets:
+class Targets(Dataset[Any]):
     """A dataset of torchvision without names of classes."""
 
     targets = (0, 7, 2)
@@ -156,6 +157,21 @@ class Unnamed(Pairs):
     classes: Any = None
 
 
+class Named(Targets):
+    targets = (0, 2, 1)
+    classes = ("a", "b", "c")
+
+
+class Flowers(Targets):
+    """As Flowers102 has it."""
+
+    targets: Any = None
+    _labels = (1, 0, 2)
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        return Image.fromarray(shades()[number]), self._labels[number]
+
+
 @for_each(
     ("samples", "classes", "labels"),
     [
@@ -168,6 +184,10 @@ class Unnamed(Pairs):
         (HuggingFace(SimpleNamespace(names=["a", "b"])), ["a", "b"], [1, 0, 1]),
         (HuggingFace(SimpleNamespace()), 2, [1, 0, 1]),
         (((one, i) for i, one in enumerate(shades())), 3, [0, 1, 2]),
+        (Flowers(), 3, [1, 0, 2]),
+        (Subset(Targets(), [0, 1, 2]), 8, [0, 7, 2]),
+        (Subset(Named(), [0, 1, 2]), ["a", "b", "c"], [0, 2, 1]),
+        (TensorDataset(torch.tensor(np.stack(shades())), torch.tensor([2, 0, 1])), 3, [2, 0, 1]),
     ],
 )
 def test_labels_need_no_schema(
@@ -433,8 +453,10 @@ def test_an_exception_of_a_sample_is_reported(tmp_path: Path) -> None:
         ([(PIXELS, -1)], {}, "all numbers from 0"),
         ([(PIXELS, 0.5)], {}, "all numbers from 0"),
         ([(PIXELS, 1 << 40)], {}, "all numbers from 0"),
+        ([(PIXELS, 0), (PIXELS, [1, 2])], {}, r"a label is \[1, 2\]"),
+        ([(PIXELS, {"boxes": []})], {}, "a label is {'boxes'"),
         ([{"a": None}], {}, "the field 'a' of the first sample is missing"),
-        ([{"a": object()}], {}, "is a object"),
+        ([{"a": object()}], {}, "is of type object"),
         ([{"Ä": 1}], {}, "no field can be called"),
         ([{"width": 1}], {}, "no field can be called"),
         ([{"a": 1}], {"a": "numbers"}, "is unknown"),
