@@ -107,8 +107,10 @@ class AnnotatedSource(NamedSource):
     def fit(self, values: dict[str, Any], record: Record) -> dict[str, Any]:
         """Return boxes and points in stored pixels; BadImage if the image has another size."""
         size = values.pop(SIZE, None)
+        if not size and self.options.annotated != UPRIGHT:
+            return values  # without a look at the image
         info = header_of(record)
-        if info is None or not (size or self.options.annotated == UPRIGHT):
+        if info is None:
             return values
         if self._is_upright(size and tuple(size), info) and info.orientation != 1:
             inverse = _INVERSE.get(info.orientation, info.orientation)
@@ -122,8 +124,8 @@ class AnnotatedSource(NamedSource):
 
     def value_of(self, kept: Kept, content: bytes, record: Record) -> Any:
         """Return the value in a file; a mask in stored pixels."""
-        info = header_of(record)
-        if info is None or self.schema[kept.name].kind != "mask":
+        info = header_of(record) if self.schema[kept.name].kind == "mask" else None
+        if info is None:
             return super().value_of(kept, content, record)
         if info.orientation == 1:
             return content

@@ -21,11 +21,11 @@ from shardkit.kinds.field import Field
 from shardkit.record import Record
 from shardkit.sources.annotated import UPRIGHT, AnnotatedOptions, AnnotatedSource, header_of
 from shardkit.sources.driver import Listing
-from shardkit.sources.folders import is_split_name
+from shardkit.sources.folders import is_split_name, why_left_out
 from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.named_files import NamedListing, Names, is_below
 from shardkit.sources.recognize import Overview
-from shardkit.system.files import as_name, read_small
+from shardkit.system.files import as_name, as_text, read_small
 from shardkit.system.late import load
 from shardkit.system.text import amount, quoted, shell
 
@@ -248,11 +248,10 @@ class Yolo(AnnotatedSource):
         if any(described.values()):
             self._note_folder()
             return {split: images for split, images in described.items() if images}
-        seen = Overview(self.root)
-        folders = seen.folders()
+        folders = _folders(self.root, "")
         for pattern, tops in (
-            ("images/{}", seen.folders("images")),
-            ("{}/images", [name for name in folders if "images" in seen.folders(name)]),
+            ("images/{}", _folders(self.root, "images")),
+            ("{}/images", [name for name in folders if "images" in _folders(self.root, name)]),
             ("{}", folders),
         ):
             if splits := [name for name in tops if is_split_name(name)]:
@@ -377,6 +376,15 @@ def _listed_image(root: str, folder: str, line: str) -> str:
     ends = ["/".join(parts[start:]) for start in range(len(parts)) if ".." not in parts[start:]]
     below = [end for end in ends if os.path.exists(os.path.join(root, as_name(end)))]
     return below[0] if below else "/".join(parts)
+
+
+def _folders(root: str, inside: str) -> list[str]:
+    """Return all folders, of which an `Overview` may miss some between many files."""
+    path = os.path.join(root, as_name(inside))
+    if not os.path.isdir(path):
+        return []
+    names = sorted(as_text(entry.name) for entry in os.scandir(path) if entry.is_dir())
+    return [name for name in names if not why_left_out(name)]
 
 
 def _description_in(root: str) -> Path | None:

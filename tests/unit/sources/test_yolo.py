@@ -327,3 +327,13 @@ def test_folders_of_classes_are_another_source(tmp_path: Path) -> None:
     command = f"shardkit convert imagefolder {source} DST"
     with refused(UsageError, "train/cat/1.jpg", "folders such as cat", command):
         scan(source)
+
+
+def test_splits_among_many_files_are_all_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardkit.sources.recognize._MOST", 1)
+    splits = {f"images/{name}/a.jpg": JPEG for name in ("train", "val", "test")}
+    root = make_tree(tmp_path, splits | {name.replace("images", "labels"): ROW for name in splits})
+    found = paths(scan(root))
+    assert found == {name: [f"images/{name}/a.jpg"] for name in ("train", "val", "test")}
