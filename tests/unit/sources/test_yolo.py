@@ -333,7 +333,8 @@ def test_splits_among_many_files_are_all_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardkit.sources.recognize._MOST", 1)
-    splits = {f"images/{name}/a.jpg": JPEG for name in ("train", "val", "test")}
-    root = make_tree(tmp_path, splits | {name.replace("images", "labels"): ROW for name in splits})
-    found = paths(scan(root))
-    assert found == {name: [f"images/{name}/a.jpg"] for name in ("train", "val", "test")}
+    splits = ("train", "val", "test")
+    images = {f"images/{name}/a.jpg": JPEG for name in splits}
+    labels = {f"labels/{name}/a.txt": ROW for name in splits}
+    found = paths(scan(make_tree(tmp_path, images | labels)))
+    assert found == {name: [f"images/{name}/a.jpg"] for name in splits}
