@@ -50,7 +50,9 @@ class Coco(AnnotatedSource):
     A record has the image and its ``image_id``; ``boxes``, if annotations have any, with the
     category of each; ``keypoints``, if categories name some; and ``annotations``, all of the
     image's entries as the file states them. Boxes, keypoints and annotations have one order.
-    Categories are the classes of boxes, sorted by their IDs, which may have gaps.
+    Categories are the classes of boxes, sorted by their IDs, which may have gaps. If annotations
+    only state a category, as iNaturalist's, it is the image's label; or ``labels``, if an image has
+    several.
 
     The path is that of the annotations, perhaps with ``@ROOT``.
     """
@@ -74,10 +76,11 @@ class Coco(AnnotatedSource):
             name = self._name_of(image, listing.names)
             try:
                 values, boxes = content.values_of(image)
+                code = listings[""].code(content.label_of(image))
             except BadImage as error:
                 listing.blame_row(row, name, error.stated)
             else:
-                listing.add_file(row, name, number, values)
+                listing.add_file(row, name, number, values, code)
                 if size := _size_of(image):
                     self.probe(name, size)
                     self.count_outside(boxes, size)
@@ -85,6 +88,7 @@ class Coco(AnnotatedSource):
             listings[""].blame(f"{self.path.name}:{where}", reason)
         listings[""].ignored += listing.names.unused([str(self.path)])
         self.settle_fields(content.schema)
+        self.class_names = content.classes
         self.notes += content.notes
         return {
             "images": f"{len(content.images):,}, below {self.root}",
@@ -196,13 +200,21 @@ class _Content:
                 "with another"
             )
         are_integers = all(isinstance(key, int) for key in ids)
-        self.schema = {"image_id": Field("number", "int64") if are_integers else Field("json")}
-        if "bbox" in self.terms:
-            self.schema["boxes"] = Field("boxes", classes=names or None)
-        if "keypoints" in self.terms and points:
-            self.schema["keypoints"] = Field("keypoints", classes=points)
-        if self.objects:
-            self.schema["annotations"] = Field("json")
+        image_id = Field("number", "int64") if are_integers else Field("json")
+        are_labels = bool(names and self.terms) and not self.terms.keys() & _OF_OBJECTS
+        several = are_labels and max(map(len, self._of_image.values()), default=0) > 1
+        self.classes = names if are_labels and not several else None
+        """Names of the images' labels, if each image has one at most."""
+        fields = {
+            "image_id": image_id,
+            "labels": Field("labels", classes=names) if several else None,
+            "boxes": Field("boxes", classes=names or None) if "bbox" in self.terms else None,
+            "keypoints": Field("keypoints", classes=points)
+            if "keypoints" in self.terms and points
+            else None,
+            "annotations": Field("json") if self.objects else None,
+        }
+        self.schema = {name: field for name, field in fields.items() if field}
 
     def _add(self, value: Any, start: int, end: int) -> None:
         number, self.objects = self.objects, self.objects + 1
@@ -227,9 +239,11 @@ class _Content:
             raise BadImage(f"another image has the id {quoted(key)}")
         self._seen.add(key)
         objects = self._of_image.get(key, [])
-        values: dict[str, Any] = {"image_id": key, "boxes": [], "keypoints": []}
+        values: dict[str, Any] = {"image_id": key, "labels": [], "boxes": [], "keypoints": []}
         for item in objects:
             try:
+                if "labels" in self.schema:
+                    values["labels"].append(self._label(item.stated))
                 if "boxes" in self.schema:
                     values["boxes"].append(self._box(item.stated))
                 if "keypoints" in self.schema:
@@ -247,14 +261,21 @@ class _Content:
         texts = ",".join(self._text[item.start : item.end] for item in objects)
         return f'{head[:-1]},"annotations":[{texts}]}}', values["boxes"]
 
-    def _box(self, terms: Mapping[str, Any]) -> list[float]:
-        box = corners(terms.get("bbox"), "xywh")
-        if not self._labels:
-            return box
+    def label_of(self, image: Any) -> int | str | None:
+        """Return the label of an image, "" if it is missing; None if images have none."""
+        if self.classes is None:
+            return None
+        return next((self._label(item.stated) for item in self._of_image.get(image["id"], [])), "")
+
+    def _label(self, terms: Mapping[str, Any]) -> int:
         category = terms.get("category_id")
         if not isinstance(category, int | str) or category not in self._labels:
             raise BadImage(f"there is no category {quoted(category)}")
-        return [*box, self._labels[category]]
+        return self._labels[category]
+
+    def _box(self, terms: Mapping[str, Any]) -> list[float]:
+        box = corners(terms.get("bbox"), "xywh")
+        return [*box, self._label(terms)] if self._labels else box
 
     def _points(self, terms: Mapping[str, Any]) -> list[list[Any]]:
         count = len(self.schema["keypoints"].classes or ())
@@ -265,6 +286,8 @@ class _Content:
 
 
 _STATED = ("image_id", "category_id", "bbox", "keypoints")
+_OF_OBJECTS = {"bbox", "segmentation", "keypoints", "caption"}
+"""Names in annotations of objects or texts; without these, a category is that of the image."""
 
 
 def _slashed(name: str) -> str:

@@ -259,9 +259,11 @@ def _classes_beside(seen: Overview, others: Sequence[Recognized]) -> Iterator[Re
     if not all(kind.by.inside for kind in others):
         return
     paths = {part for kind in others for word in kind.paths for part in word.split("/")}
+    listed = {split_in(kind.split) for kind in others}
     for name in filter(is_split_name, seen.folders()):
         classes = [inner for inner in seen.folders(name) if has_images(seen, f"{name}/{inner}")]
-        if classes and name not in paths and not seen.images(name):
+        is_listed = name in paths or split_in(name) in listed
+        if classes and not is_listed and not seen.images(name):
             inside = name if len(classes) > 1 else _unwrapped(seen, name)
             yield Recognition(f"folders of images in {inside}/", inside=inside)
 

@@ -370,3 +370,60 @@ def test_images_of_another_split_are_not_those_of_the_root(tmp_path: Path) -> No
     stated = json.dumps({"images": [{"id": 1, "file_name": "val/1.png"}], "annotations": []})
     source = make_tree(tmp_path, {"train/1.png": IMAGES[0], "a.json": stated.encode()})
     assert [*problems(scan(source / "a.json", root=source / "train"))] == ["val/1.png"]
+
+
+CATEGORIES = [{"id": 9, "name": "3"}, {"id": 2, "name": "oak"}, {"id": 4, "name": "elm"}]
+"""By ID: oak, elm, and one whose name looks like a label."""
+
+
+def classified(tmp_path: Path, *of_image: tuple[int, ...]) -> Path:
+    """Write images whose annotations are categories alone, as iNaturalist has them."""
+    images = [{"id": n, "file_name": f"{n}.png"} for n in range(len(of_image))]
+    annotations = [
+        {"id": 10 * n + category, "image_id": n, "category_id": category}
+        for n, categories in enumerate(of_image)
+        for category in categories
+    ]
+    stated = {"images": images, "annotations": annotations, "categories": CATEGORIES}
+    files = {f"{n}.png": IMAGES[n] for n in range(len(of_image))}
+    return make_tree(tmp_path, {"a.json": json.dumps(stated).encode(), **files})
+
+
+def test_a_category_alone_is_the_label_of_its_image(tmp_path: Path) -> None:
+    path = classified(tmp_path / "source", (4,), (), (9,)) / "a.json"
+    made = convert(open_source("coco", path), tmp_path / "out", to="lmdb", shuffle=False)
+    assert made.manifests[""].classes == ("oak", "elm", "3")
+    dataset = open_dataset(tmp_path / "out")
+    assert [dataset[row][1] for row in range(3)] == [1, -1, 2]
+    assert verify(tmp_path / "out", against=path).ok
+
+
+def test_several_categories_are_labels(tmp_path: Path) -> None:
+    source = open_source("coco", classified(tmp_path / "source", (4, 9), (), (2,)))
+    convert(source, tmp_path / "out", to="lmdb", shuffle=False)
+    dataset = open_dataset(tmp_path / "out", fields=["image", "labels"])
+    assert [dataset[row][1].tolist() for row in range(3)] == [[0, 1, 1], [0] * 3, [1, 0, 0]]
+
+
+def test_an_image_of_no_category_is_bad(tmp_path: Path) -> None:
+    source = open_source("coco", classified(tmp_path / "source", (4,), (7,)))
+    with refused(BadImages, "1.png", "there is no category 7"):
+        convert(source, tmp_path / "out", to="lmdb")
+
+
+def test_splits_of_inaturalist_are_read_by_their_lists(tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    for split, categories in {"train": (4, 2), "val": (2, 9)}.items():
+        stated = json.loads(
+            (classified(tmp_path / split, *map(tuple, zip(categories))) / "a.json").read_bytes()
+        )
+        for image in stated["images"]:
+            image["file_name"] = f"{split}/{image['id']}_of/{image['file_name']}"
+        files = {image["file_name"]: IMAGES[image["id"]] for image in stated["images"]}
+        make_tree(root, {f"{split}.json": json.dumps(stated).encode(), **files})
+    assert run_main("convert", root, tmp_path / "out", "--to", "lmdb").returncode == 0
+    for split, labels in {"train": [1, 0], "val": [0, 2]}.items():
+        dataset = open_dataset(tmp_path / "out" / split)
+        assert dataset.classes == ["oak", "elm", "3"]
+        by_path = dict(zip(dataset.paths, dataset.targets, strict=True))
+        assert [by_path[path] for path in sorted(by_path)] == labels
