@@ -95,15 +95,15 @@ def refuse_misread(seen: Overview, inside: str = "") -> None:
         (f"its folders are not classes, but {file} may list labels or captions", way)
         for file, way in unread_lists(seen, inside)
     )
-    for why, way in itertools.chain(_not_classes(seen, inside), lists):
+    for why, way in itertools.chain(not_classes(seen, inside), lists):
         raise UsageError(
             f"{seen.path}: {why}",
             remedy=f"run {way}. Pass {setting('classes', True)} to use the folders as classes",
         )
 
 
-def _not_classes(seen: Overview, top: str) -> Iterator[tuple[str, str]]:
-    """Yield that folders all have the same folders, so that these may be the classes."""
+def not_classes(seen: Overview, top: str = "") -> Iterator[tuple[str, str]]:
+    """Yield that folders all have the same folders, which may be the classes, and the commands."""
     folders = [name for name in _inner(seen, top)[:_MOST_LISTS] if not is_split_name(name)]
     shared = (
         set[str]().union(*map(seen.folders, folders[:1])).intersection(*map(seen.folders, folders))

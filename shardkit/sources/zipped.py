@@ -28,7 +28,7 @@ from shardkit.sources.imagefolder import FolderOptions, ImageFolder
 from shardkit.sources.images import image_record
 from shardkit.sources.inputs import reading
 from shardkit.sources.recognize import Overview, recognized
-from shardkit.sources.table_layout import unread_lists
+from shardkit.sources.table_layout import not_classes, unread_lists
 from shardkit.sources.table_rows import SUFFIXES
 from shardkit.sources.zip_file import (
     Inside,
@@ -130,6 +130,12 @@ def _refuse_other_kinds(folder: ZipFolder) -> None:
         raise UsageError(
             f"{folder} does not look like class folders, but like {' and '.join(map(str, others))}",
             remedy=f"{way}; or pass {setting('classes', True)} to use its folders as classes",
+        )
+    for why, way in not_classes(unpacked):
+        raise UsageError(
+            f"{folder}: {why}",
+            remedy=f"{_UNPACK}run {way}. Pass {setting('classes', True)} to use the folders as "
+            "classes",
         )
     for (file, way), (_, then) in zip(unread_lists(seen), unread_lists(unpacked), strict=True):
         is_read = way.startswith("shardkit convert table") and "imagefolder" not in way

@@ -368,3 +368,16 @@ def test_backslashes_of_an_archive_without_folders_are_folders(tmp_path: Path) -
     path = write_zip(tmp_path / "b.zip", {"cat/1\\2.jpg": JPEG, "dog/2.jpg": JPEG})
     entries = open_source("zip", path).scan().splits[""].entries
     assert [entry.path for entry in entries] == ["cat/1\\2.jpg", "dog/2.jpg"]
+
+
+def test_folders_that_only_look_like_classes_are_refused(tmp_path: Path) -> None:
+    files = {
+        f"{of}/{kind}/{n}.png": PNG
+        for of in ("COVID", "Normal")
+        for kind in ("images", "masks")
+        for n in range(2)
+    }
+    path = write_zip(tmp_path / "a.zip", files)
+    with refused(UsageError, "COVID/ and Normal/", "images, masks", "FOLDER/COVID", "classes=True"):
+        open_source("zip", path).scan()
+    assert open_source("zip", path, classes=True).scan().classes == ("COVID", "Normal")
