@@ -155,12 +155,17 @@ def test_a_process_that_makes_no_progress_is_named(
 ) -> None:
     monkeypatch.setattr("shardkit.remote.cache._STALLED_SECONDS", 0.1)
     cache = open_cache(tmp_path / "cache", None)
-    path, stop = cache.shard(remote(1).sha256), threading.Event()
-    holder = threading.Thread(
-        target=cache.fetch, args=(remote(1), path, lambda d: stop.wait() and filling(content(1))(d))
-    )
+    path = cache.shard(remote(1).sha256)
+    started, stop = threading.Event(), threading.Event()
+
+    def hold(descriptor: int) -> None:
+        started.set()
+        stop.wait()
+        filling(content(1))(descriptor)
+
+    holder = threading.Thread(target=cache.fetch, args=(remote(1), path, hold), daemon=True)
     holder.start()
-    wait_until(lambda: names(cache), "the fetch")
+    assert started.wait(60)
 
     with refused(ShardkitError):
         fetch(cache, 1)
