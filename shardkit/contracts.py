@@ -96,7 +96,7 @@ class PackedEntries(Sequence[Entry]):
     @classmethod
     def of(cls, text: bytes, numbers: bytes | _Numbers) -> PackedEntries:
         """Return the entries of `parts`, or neighboring ones with their text."""
-        entries = cls(())
+        entries = cls.__new__(cls)
         entries._hold(text, _end_to_end(np.frombuffer(numbers, NUMBERS)))
         return entries
 
@@ -129,7 +129,7 @@ class PackedEntries(Sequence[Entry]):
         return self._with(self._numbers[rows])
 
     def _with(self, numbers: _Numbers) -> PackedEntries:
-        taken = PackedEntries(())
+        taken = PackedEntries.__new__(PackedEntries)
         taken._text = self._text
         taken._numbers = numbers
         return taken

@@ -342,9 +342,9 @@ class _RowFinder:
         first = self._values.searchsorted(wanted)
         last = self._values.searchsorted(wanted, side="right")
         found = np.full(len(keys), _NONE)
-        for place in range(int((last - first).max(initial=0))):
-            keyed = np.flatnonzero(first + place < last)
-            at = first[keyed] + place
+        for nth in range(int((last - first).max(initial=0))):
+            keyed = np.flatnonzero(first + nth < last)
+            at = first[keyed] + nth
             alike = self._others[at] == others[keyed]
             keyed, rows = keyed[alike], self._numbers[at[alike]]
             is_one = (found[keyed] == _NONE) | (found[keyed] == rows)

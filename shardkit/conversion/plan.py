@@ -210,7 +210,7 @@ class Plan:
             "shuffle": options.shuffle,
             "seed": options.seed,
             "limit": options.limit,
-            **options.recipe.scaling,  # of which the description leaves out defaults
+            **options.recipe.scaling,  # the description has those that are not the defaults
             **options.recipe.describe(),
         }
         return {

@@ -139,7 +139,8 @@ def _bucket_sizes(run: Run) -> npt.NDArray[np.int64]:
 
 def _read(run: Run, first: int, last: int) -> tuple[PackedEntries, Ranks]:
     """Return the images of some neighboring buckets of a run, and their ranks."""
-    start, stop = (int(_bucket_sizes(run)[:bucket].sum()) for bucket in (first, last))
+    sizes = _bucket_sizes(run)
+    start, stop = (int(sizes[:bucket].sum()) for bucket in (first, last))
     with run.path.open("rb") as file:
 
         def rows(offset: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -20,7 +20,7 @@ import lmdb
 from shardkit.contracts import Format, Range, ShardSpec
 from shardkit.errors import ConversionFailed
 from shardkit.formats.lmdb_pages import MalformedLmdbError, walk
-from shardkit.formats.ranges import KEY, META, NPY, RangeReader, stored_fields
+from shardkit.formats.ranges import KEY, META, NPY, RangeReader, header_of, stored_fields
 from shardkit.record import Record, dump_json, is_raw
 from shardkit.system import compiled
 from shardkit.system.files import free_bytes
@@ -66,8 +66,8 @@ class LmdbWriter:
 
     def write(self, record: Record) -> None:
         """Append ``record`` as the next row."""
-        if self._spec.arrays or any(map(is_raw, record.fields)):
-            stored_fields(record, self._spec)  # for its check
+        for name in record.fields:
+            header_of(record, name, self._spec)  # for its check
         self._pending.append(record)
         self._pending_bytes += sum(map(len, record.fields.values()))
         if len(self._pending) == _BATCH_ROWS or self._pending_bytes >= _BATCH_BYTES:

@@ -26,7 +26,6 @@ from shardkit.sources.images import has_image_suffix, image_record, read_file, r
 from shardkit.sources.inputs import reading
 from shardkit.sources.kept import Kept, value_of
 from shardkit.sources.zip_file import (
-    Member,
     ZipFolder,
     directory_of,
     file_of,
@@ -465,7 +464,7 @@ class ZipNames(Names):
             parts_of_text(plain)
         except ValueError as error:
             raise _not_plain(plain) from error
-        member = self._member(plain)
+        member = self._folder.member(plain)
         return Found(plain, member.size, member.checksum)
 
     def read(self, file: Found, *, image: bool = True) -> bytes:
@@ -473,25 +472,17 @@ class ZipNames(Names):
         if self.status(file.name) != file:
             raise BadImage(CHANGED)
         with reading(self._folder.path) as view:
-            return read_member(view, self._member(file.name), image=image)[0]
+            return read_member(view, self._folder.member(file.name), image=image)[0]
 
     def head(self, name: str, size: int) -> bytes:
         """Return the start of a member."""
-        return head_of(self._folder.path, self._member(name))[:size]
+        return head_of(self._folder.path, self._folder.member(name))[:size]
 
     def images(self, folder: str = "") -> Iterator[str]:
         """Yield the images in a folder and below it, by suffix, sorted."""
         for path, _ in self._folder.members(folder):
             if has_image_suffix(path) and not any(map(why_left_out, path.split("/"))):
                 yield path
-
-    def _member(self, name: str) -> Member:
-        member = self._folder.content(name)
-        if not isinstance(member, Member):
-            raise BadImage("it is not a file in the archive")
-        if member.why:
-            raise BadImage(member.why)
-        return member
 
     def _walk(self) -> Iterator[tuple[str, str]]:
         yield from ((path, "") for path, _ in self._folder.members())

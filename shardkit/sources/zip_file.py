@@ -227,6 +227,15 @@ class ZipFolder(SourceFolder):
                 node = node.get(part) if isinstance(node, dict) else None
         return node
 
+    def member(self, path: str = "") -> Member:
+        """Return the file at a path; BadImage if there is none that can be read."""
+        member = self.content(path)
+        if not isinstance(member, Member):
+            raise BadImage("it is not a file in the archive")
+        if member.why:
+            raise BadImage(member.why)
+        return member
+
     def listed(self, path: str = "") -> _Folder:
         """Return what a folder contains."""
         content = self.content(path)
@@ -304,7 +313,7 @@ class _Walk(Finder):
             folder = waiting.pop()
             inner = []
             for name, item in sorted(self._folder.listed(folder).items(), key=lambda item: item[0]):
-                path = f"{folder}/{name}" if folder else name
+                path = below(folder, name)
                 if reason := why_left_out(name):
                     self.ignore(path, reason)
                 elif isinstance(item, dict):
@@ -396,12 +405,8 @@ def file_of(path: str | Path) -> Path:
 def open_member(at: ZipFolder) -> io.RawIOBase:
     """Open the member at a path, unpacked to a temporary file; UsageError if it cannot be."""
     name = str(at)
-    member = at.content()
     with refusing(name):
-        if not isinstance(member, Member):
-            raise BadImage("it is not a file in the archive")
-        if member.why:
-            raise BadImage(member.why)
+        member = at.member()
         view = OpenedFile(at.path, ahead=_HEAD)
         try:
             start = _start(view, member.offset, member.packed)
