@@ -189,9 +189,9 @@ def new_part(task: Task) -> Iterator[Path]:
         new.mkdir()
         yield new
         while True:  # another job may build the same shard, and save the same part
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(task.part)
             try:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(task.part)
                 new.rename(task.part)
                 break
             except OSError as error:

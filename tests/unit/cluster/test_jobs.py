@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from shardkit.cluster.executors import open_cluster
 from shardkit.cluster.jobs import Jobs
 from shardkit.cluster.ledger import Ledger
 from shardkit.cluster.work import commit, plan_jobs, work
+from shardkit.conversion.task import new_part
 from shardkit.errors import BadImages, NotPublished
 from shardkit.system.pool import Progress
 
@@ -463,6 +465,30 @@ def test_two_jobs_may_build_one_shard_at_once(claimable: Path, few: Path, tmp_pa
     commit(claimable)
     convert(few, tmp_path / "local", to="lmdb", shard_samples=4, workers=1)
     assert tree(claimable) == tree(tmp_path / "local")
+
+
+def test_a_job_may_save_its_part_while_another_removes_the_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = tmp_path / "parts" / "000000"
+    make_tree(part, {"older": b""})
+    remove = shutil.rmtree
+
+    def remove_late(path: Path) -> None:
+        """Remove a folder as `rmtree` does, in which another job saves its part meanwhile."""
+        monkeypatch.setattr(shutil, "rmtree", remove)
+        (path / "older").unlink()
+        (path / "of another").touch()
+        os.rmdir(path)
+
+    monkeypatch.setattr(shutil, "rmtree", remove_late)
+    with new_part(SimpleNamespace(part=part)) as new:  # type: ignore[arg-type]
+        (new / "ours").touch()
+
+    assert [str(path.relative_to(part.parent)) for path in part.parent.rglob("*")] == [
+        "000000",
+        "000000/ours",
+    ]
 
 
 @pytest.mark.slow
