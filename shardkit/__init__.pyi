@@ -89,11 +89,11 @@ class ShardDataset(_ShardDataset):
     Negative rows count from the end. A list, an array or a slice of rows returns a `BatchView`, as
     ``__getitems__`` does for PyTorch's ``DataLoader``.
 
-    With ``fields`` it returns those fields: images and masks as ``decode`` sets; arrays as tensors;
-    boxes as float64 of shape (N, 4), or (N, 5) with labels; keypoints as float64 of shape (N, 3),
-    or (objects, points, 3) with names; several labels as float32 with 1 for each class; one label
-    as an int; numbers as NumPy scalars; str, JSON values and bytes. A value that the row lacks is
-    None, and a label -1.
+    With ``fields`` it returns those fields: images and masks as set by ``decode``; arrays as
+    tensors; boxes as float64 of shape (N, 4), or (N, 5) with labels; keypoints as float64 of shape
+    (N, 3), or (objects, points, 3) with names; several labels as float32 with 1 for each class; one
+    label as an int; numbers as NumPy scalars; text as str, JSON values and bytes. A missing value
+    is None, and a missing label is -1.
 
     Raises:
         UsageError: If there is no dataset at ``path``, or an option is unknown.
@@ -129,28 +129,28 @@ class ShardDataset(_ShardDataset):
             decode: Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape (height,
                 width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last memory,
                 ``bytes`` for the stored bytes. Images of other types (``--pixels``) keep their channels
-                and dtype, in operations, too; ``pil`` requires a mode of Pillow. An `ImageOp`, such as
-                ``RandomResizedCrop(224)``, crops while decoding and returns images as ``torch`` does;
-                it selects one crop for all images, masks, boxes and keypoints of a row. A mapping sets
-                each field separately; boxes and keypoints then follow ``image``. Masks have the shape
-                (height, width) and keep their values.
-            fields: Names of the fields that are read, in this order. None means image and label, or all
+                and dtype, also in operations; ``pil`` requires a type that Pillow supports. An
+                `ImageOp`, such as ``RandomResizedCrop(224)``, crops while decoding and returns images
+                as ``torch`` does; it selects one crop for all images, masks, boxes and keypoints of a
+                row. A mapping sets each field separately; boxes and keypoints then follow ``image``.
+                Masks have the shape (height, width) and keep their values.
+            fields: Names of the fields to read, in this order. None means image and label, or all
                 fields of a dataset without images.
-            follow: Fields of arrays of shape (channels, height, width), such as latents and heat maps,
-                that an `ImageOp` crops, scales and flips along with the image. They keep their grid: a
-                latent of one value per 8 x 8 pixels has one per 8 x 8 pixels of the crop.
+            follow: Array fields of shape (channels, height, width), such as latents and heat maps, that
+                an `ImageOp` crops, scales and flips along with the image. They keep their grid: a
+                latent with one value per 8 x 8 pixels also has one per 8 x 8 pixels of the crop.
             as_dict: Whether samples and batches are dicts by field name instead of tuples.
-            verify: Whether each read compares the record's checksum. None does so for encoded images,
+            verify: Whether each read verifies the record's checksum. None does so for encoded images,
                 which costs about 3%, but not for raw pixels and arrays of one shape.
-            view: Number of this view, from 0 on. Datasets over the same images draw different random
-                numbers if their views differ, such as two crops of each image.
-            windows: Neighboring rows that each sample holds, see `Windows`. Samples are then dicts,
-                images are tensors, and a transform gets a window.
+            view: Number of this view, starting at 0. Datasets over the same images draw different
+                random numbers if their views differ, for example for two crops of each image.
+            windows: Neighboring rows that each sample contains; see `Windows`. Samples are then dicts,
+                images are tensors, and a transform receives a window.
             split: Name of a split, such as ``train``: the folder of that name in ``path``.
-            cache: A local folder, for a dataset in an object store: whole shards are fetched there,
-                ahead of need and once for all processes.
-            cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used for
-                the longest time are evicted. None means no limit.
+            cache: A local folder for shards of a dataset in an object store. Whole shards are fetched
+                ahead of time, once for all processes.
+            cache_limit: Maximum bytes of shards in the cache, as a number or a text such as ``"50GB"``.
+                The least recently used shards are evicted. None means no limit.
             root: Folder of the archives of an attached dataset; None means where `shardkit.attach`
                 found them.
         """
@@ -167,14 +167,14 @@ class IterableLMDBDataset(IterableShardDataset, _IterableLMDBDataset):
 class IterableShardDataset(_IterableShardDataset):
     """The rows of a dataset of any format, one after the other.
 
-    Ranks and workers divide samples, not shards: any number of either reads each sample once.
+    Ranks and workers divide samples, not shards: whatever their number, each sample is read once.
 
     With a ``batch_size`` it yields batches, for ``DataLoader(dataset, batch_size=None)``, in the
-    same order for any number of workers. Without, it yields samples; the ``batch_size`` of a
+    same order for any number of workers. Without one, it yields samples; the ``batch_size`` of a
     ``DataLoader`` then groups samples of one worker.
 
     ``len`` is the number of batches or samples of this rank in an epoch. Call ``set_epoch`` before
-    each epoch, as for ``DistributedSampler``; `shardkit.make_loader` does so itself.
+    each epoch, as for ``DistributedSampler``; `shardkit.make_loader` does so automatically.
 
     Raises:
         UsageError: If there is no dataset at ``path``, or an option is unknown.
@@ -214,35 +214,35 @@ class IterableShardDataset(_IterableShardDataset):
             decode: Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape (height,
                 width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last memory,
                 ``bytes`` for the stored bytes. Images of other types (``--pixels``) keep their channels
-                and dtype, in operations, too; ``pil`` requires a mode of Pillow. An `ImageOp`, such as
-                ``RandomResizedCrop(224)``, crops while decoding and returns images as ``torch`` does;
-                it selects one crop for all images, masks, boxes and keypoints of a row. A mapping sets
-                each field separately; boxes and keypoints then follow ``image``. Masks have the shape
-                (height, width) and keep their values.
-            fields: Names of the fields that are read, in this order. None means image and label, or all
+                and dtype, also in operations; ``pil`` requires a type that Pillow supports. An
+                `ImageOp`, such as ``RandomResizedCrop(224)``, crops while decoding and returns images
+                as ``torch`` does; it selects one crop for all images, masks, boxes and keypoints of a
+                row. A mapping sets each field separately; boxes and keypoints then follow ``image``.
+                Masks have the shape (height, width) and keep their values.
+            fields: Names of the fields to read, in this order. None means image and label, or all
                 fields of a dataset without images.
-            follow: Fields of arrays of shape (channels, height, width), such as latents and heat maps,
-                that an `ImageOp` crops, scales and flips along with the image. They keep their grid: a
-                latent of one value per 8 x 8 pixels has one per 8 x 8 pixels of the crop.
+            follow: Array fields of shape (channels, height, width), such as latents and heat maps, that
+                an `ImageOp` crops, scales and flips along with the image. They keep their grid: a
+                latent with one value per 8 x 8 pixels also has one per 8 x 8 pixels of the crop.
             as_dict: Whether samples and batches are dicts by field name instead of tuples.
-            verify: Whether each read compares the record's checksum. None does so for encoded images,
+            verify: Whether each read verifies the record's checksum. None does so for encoded images,
                 which costs about 3%, but not for raw pixels and arrays of one shape.
-            view: Number of this view, from 0 on. Datasets over the same images draw different random
-                numbers if their views differ, such as two crops of each image.
-            windows: Neighboring rows that each sample holds, see `Windows`. Samples are then dicts,
-                images are tensors, and a transform gets a window.
+            view: Number of this view, starting at 0. Datasets over the same images draw different
+                random numbers if their views differ, for example for two crops of each image.
+            windows: Neighboring rows that each sample contains; see `Windows`. Samples are then dicts,
+                images are tensors, and a transform receives a window.
             split: Name of a split, such as ``train``: the folder of that name in ``path``.
-            cache: A local folder, for a dataset in an object store: whole shards are fetched there,
-                ahead of need and once for all processes.
-            cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used for
-                the longest time are evicted. None means no limit.
+            cache: A local folder for shards of a dataset in an object store. Whole shards are fetched
+                ahead of time, once for all processes.
+            cache_limit: Maximum bytes of shards in the cache, as a number or a text such as ``"50GB"``.
+                The least recently used shards are evicted. None means no limit.
             root: Folder of the archives of an attached dataset; None means where `shardkit.attach`
                 found them.
             shuffle: False reads in stored order, True fully shuffles each epoch, and `BlockShuffle`
-                shuffles blocks of neighboring rows. None is False, or for a loader of an iterable
-                dataset its setting, like None of the two following arguments.
-            seed: Selects the order and the random numbers of each epoch; None is 0.
-            rank: This rank's subset of each epoch. None uses the rank given by ``torch.distributed``.
+                shuffles blocks of neighboring rows. None means False, or for a loader of an iterable
+                dataset, the dataset's setting. The same holds for the next two arguments.
+            seed: Selects the order and the random numbers of each epoch; None means 0.
+            rank: This rank's subset of each epoch. None uses the rank from ``torch.distributed``.
         """
 
 class IterableTarDataset(IterableShardDataset, _IterableTarDataset):
@@ -296,67 +296,68 @@ class ShardDataModule(_ShardDataModule):
                 ``partial(make_loader, dataset, 64)``; it is called once the trainer's process group
                 exists, and no option of this module applies to it.
             validation: The same for validation; every sample is read once, in stored order. (A
-                function needs ``Rank(remainder="exact")`` for that.) Of the options, only those
-                that do not choose samples apply, and ``seed``.
+                function needs ``Rank(remainder="exact")`` for that.) Only ``seed`` and the options
+                that do not select samples apply.
             batch_size: Samples in a batch of each rank.
             shuffle: How the training dataset is shuffled, as in `make_loader`; leave it None with a
                 ``sampler``.
-            seed: Selects the order and the random numbers of each epoch; None is 0.
-            rank: This rank's subset of each epoch. None uses the rank given by ``torch.distributed``.
+            seed: Selects the order and the random numbers of each epoch; None means 0.
+            rank: This rank's subset of each epoch. None uses the rank from ``torch.distributed``.
             sampler: Selects the rows of each epoch, instead of ``shuffle``: `Weighted`, `Balanced`,
-                `Mixture`, `Buckets`, or a sampler of PyTorch that yields rows. Its random numbers
-                depend on seed and epoch, and ranks divide its rows.
-            drop_last: Whether to leave out a last, smaller batch; None is the setting of ``rank``.
-            samples_per_epoch: Samples in an epoch, of all ranks; the next epoch continues where this
-                one ended. None is the length of the dataset or sampler.
-            aug_repeats: Repeated augmentation: each sample comes so often, with different random
-                numbers, in neighboring ranks of the same step.
-            views: If more than 1, each batch is a tuple of so many batches of the same samples, with
+                `Mixture`, `Buckets`, or a PyTorch sampler that yields rows. Its random numbers depend
+                on seed and epoch, and ranks divide its rows.
+            drop_last: Whether to drop a smaller last batch; None uses the setting of ``rank``.
+            samples_per_epoch: Samples in an epoch, over all ranks; the next epoch continues where this
+                one ended. None means the length of the dataset or sampler.
+            aug_repeats: Repeated augmentation: each sample appears this many times, with different
+                random numbers, on neighboring ranks in the same step.
+            views: If more than 1, each batch is a tuple of this many batches of the same samples, with
                 different random numbers. A list of operations, such as ``[RandomResizedCrop(224),
                 RandomResizedCrop(96)]``, sets the ``decode`` of each view; each image is decoded once.
                 (With an int, a batch of `EpochBatchSampler` holds the views one after the other, and
                 ``images.chunk(views)`` separates them.)
             endless: Whether an iteration continues with the next epoch instead of ending.
-            collate_fn: Makes a batch of samples. None is `collate`, which passes on a block of images
-                without copying it.
+            collate_fn: Function that combines samples into a batch. None uses `collate`, which passes
+                on a block of images without copying it.
             engine: ``thread`` decodes in threads of this process into reused memory, which is fastest.
                 ``helper`` runs these threads in one child process, so that they do not delay the kernel
                 launches of the training loop. ``process`` uses a PyTorch ``DataLoader`` with worker
                 processes, for transforms that hold the GIL. ``auto`` uses processes if something in the
-                dataset may hold the GIL, else threads; ``Loader.reason`` gives the reason. One of
+                dataset may hold the GIL, otherwise threads; ``Loader.reason`` gives the reason. One of
                 ``auto``, ``thread``, ``helper``, ``process``.
             resident: Memory that holds the whole dataset, decoded when the loader is created: ``cpu``
-                or ``cuda``, the current device. Batches are the same, and so is a state. Each rank
-                holds all rows. The images have one size, and no operation but `RandomCrop` draws random
+                or ``cuda``, the current device. Batches and states are the same as without it. Each
+                rank holds all rows. Images must have one size, and only `RandomCrop` may draw random
                 numbers. One of ``cpu``, ``cuda``.
-            num_workers: Threads, or processes of the engine ``process``. None uses one for each CPU
-                that this process may use, divided by ``LOCAL_WORLD_SIZE``; or 0 with ``resident``. 0
-                reads in the main thread, on request.
+            num_workers: Number of threads, or of processes with the ``process`` engine. None uses one
+                for each CPU that this process may use, divided by ``LOCAL_WORLD_SIZE``; or 0 with
+                ``resident``. 0 reads in the main thread, on request.
             priority: CPU priority of the loader's threads or processes. ``low`` is nice 19: they yield
                 to the training loop, which launches kernels with less delay, but also to other
-                programs. No other thread changes. Linux only: elsewhere, or with 0 workers, ``low``
-                warns and has no effect. One of ``normal``, ``low``.
-            prefetch_factor: Batches that each worker prepares ahead, as in PyTorch. None is 2 for
-                processes, and ``num_workers + 2`` batches in all for threads. The thread engine holds
-                at most two more: the batch in use and the one before it; the helper two more than that,
-                under way to this process. Without transforms, a thread or process reads several small
-                batches at once, up to 8 MiB, or 20 MiB if nothing is decoded, and None counts these as
+                programs. Other threads keep their priority. Linux only: elsewhere, or with 0 workers,
+                ``low`` warns and has no effect. One of ``normal``, ``low``.
+            prefetch_factor: Batches that each worker prepares ahead, as in PyTorch. None means 2 for
+                processes, and ``num_workers + 2`` batches in total for threads. The thread engine holds
+                at most two more: the batch in use and the one before it. The helper holds another two,
+                in transit to this process. Without transforms, a thread or process reads several small
+                batches at once, up to 8 MiB, or 20 MiB if nothing is decoded, and None counts them as
                 one.
             timeout: Seconds to wait for a batch before raising an error; 0 waits forever.
-            with_rows: Whether a batch ends with its rows: int64 of shape (N,), -1 for padding. For a
-                ``Subset`` they are rows of its dataset; for a ``ConcatDataset``, its own.
+            with_rows: Whether each batch ends with its row numbers: int64 of shape (N,), -1 for
+                padding. For a ``Subset`` they are rows of its dataset; for a ``ConcatDataset``, its
+                own.
             on_bad: What to do with a sample whose record is damaged or cannot be decoded. ``drop``
                 leaves it out of its batch, which is then smaller: no other sample takes its place, and
                 a batch without samples is left out. ``Loader.bad`` lists such rows. One of ``raise``,
                 ``drop``.
-            max_bad: Rows that may be bad with ``on_bad='drop'``; with more, the iteration raises
-                `LoaderFailed`.
+            max_bad: Maximum number of bad rows with ``on_bad='drop'``; if there are more, the iteration
+                raises `LoaderFailed`.
             pin_memory: Whether batches are in pinned memory. None pins them if a CUDA device is
                 available. True without one warns and has no effect.
             start_method: How worker processes start: ``fork``, ``forkserver`` or ``spawn``. ``auto``
                 forks on Linux while no other thread runs and CUDA is not initialized; otherwise it uses
                 a fork server that has already imported torch. If that cannot run the transform or the
-                main file, as in a notebook, the engine ``auto`` uses threads and warns. One of
+                main file, as in a notebook, the ``auto`` engine uses threads and warns. One of
                 ``auto``, ``fork``, ``forkserver``, ``spawn``.
             persistent_workers: Whether worker processes survive between epochs: starting them takes 0.1
                 to 2 s.
@@ -400,19 +401,19 @@ class EpochBatchSampler(_EpochBatchSampler):
             dataset: The dataset of the ``DataLoader``.
             batch_size: Samples in a batch of this rank.
             shuffle: False reads in stored order, True fully shuffles each epoch, and `BlockShuffle`
-                shuffles blocks of neighboring rows. None is False, or for a loader of an iterable
-                dataset its setting, like None of the two following arguments.
-            seed: Selects the order and the random numbers of each epoch; None is 0.
-            rank: This rank's subset of each epoch. None uses the rank given by ``torch.distributed``.
+                shuffles blocks of neighboring rows. None means False, or for a loader of an iterable
+                dataset, the dataset's setting. The same holds for the next two arguments.
+            seed: Selects the order and the random numbers of each epoch; None means 0.
+            rank: This rank's subset of each epoch. None uses the rank from ``torch.distributed``.
             sampler: Selects the rows of each epoch, instead of ``shuffle``: `Weighted`, `Balanced`,
-                `Mixture`, `Buckets`, or a sampler of PyTorch that yields rows. Its random numbers
-                depend on seed and epoch, and ranks divide its rows.
-            drop_last: Whether to leave out a last, smaller batch; None is the setting of ``rank``.
-            samples_per_epoch: Samples in an epoch, of all ranks; the next epoch continues where this
-                one ended. None is the length of the dataset or sampler.
-            aug_repeats: Repeated augmentation: each sample comes so often, with different random
-                numbers, in neighboring ranks of the same step.
-            views: If more than 1, each batch is a tuple of so many batches of the same samples, with
+                `Mixture`, `Buckets`, or a PyTorch sampler that yields rows. Its random numbers depend
+                on seed and epoch, and ranks divide its rows.
+            drop_last: Whether to drop a smaller last batch; None uses the setting of ``rank``.
+            samples_per_epoch: Samples in an epoch, over all ranks; the next epoch continues where this
+                one ended. None means the length of the dataset or sampler.
+            aug_repeats: Repeated augmentation: each sample appears this many times, with different
+                random numbers, on neighboring ranks in the same step.
+            views: If more than 1, each batch is a tuple of this many batches of the same samples, with
                 different random numbers. A list of operations, such as ``[RandomResizedCrop(224),
                 RandomResizedCrop(96)]``, sets the ``decode`` of each view; each image is decoded once.
                 (With an int, a batch of `EpochBatchSampler` holds the views one after the other, and
@@ -436,32 +437,34 @@ def attach(
     workers: int = 1,
     on_progress: Report | None = None,
 ) -> Attached:
-    """Index tar archives of samples in place, as a dataset in ``target`` that reads them there.
+    """Index tar archives of samples in place, as a dataset in ``target`` that reads them where they
+    are.
 
     Nothing is written next to the archives. Rows are in the order of the archives, as after a
-    conversion without shuffling. Repeat the call to resume an interrupted one, or to add archives:
-    those that have the same size and modification time as before are not read again.
+    conversion without shuffling. Repeat the call to resume an interrupted one, or to add archives.
+    Archives with the same size and modification time as before are not read again.
 
     Args:
-        archives: A tar file, a folder of them, or names with ``{000..999}``, ``*`` or ``?``; or an
-            opened source of the kind ``ffcv``, ``hdf5``, ``litdata``, ``lmdb``, ``mds`` or ``zip``,
-            which has its own options in place of ``grouping`` to ``classes``.
-        target: A directory that is new, empty, or holds the result of an earlier call.
-        grouping: Rule for splitting names: at the first dot; the same, with case-sensitive
-            suffixes; or at the last dot. One of ``webdataset``, ``huggingface``, ``basename``.
+        archives: A tar file, a folder of them, or a pattern with ``{000..999}``, ``*`` or ``?``; or
+            an opened source of kind ``ffcv``, ``hdf5``, ``litdata``, ``lmdb``, ``mds`` or ``zip``,
+            which has its own options instead of ``grouping`` to ``classes``.
+        target: A directory that is new, is empty, or contains the result of an earlier call.
+        grouping: Rule for splitting names. webdataset: at the first dot. huggingface: the same,
+            with case-sensitive suffixes. basename: at the last dot. One of ``webdataset``,
+            ``huggingface``, ``basename``.
         image: Suffix of the image. Default: the only image suffix.
         label: Location of the label: a member with an integer or text, a value in a JSON member, or
-            the folder in the name. Default: cls, or another usual name, or none.
-        keep: More fields to keep, such as caption=txt,age=json:/age:int64,mask=mask.png:mask. A
-            field with ? may be missing.
-        classes: Class names, one per line: of label 0, 1, ..., or in the order of labels; or a
-            folder with class folders.
+            the folder in the name. Default: cls, or another common name, or none.
+        keep: Additional fields to keep, such as caption=txt,age=json:/age:int64,mask=mask.png:mask.
+            A field with ? may be missing.
+        classes: File with one class name per line, for labels 0, 1, ... or in label order; or a
+            folder of class folders.
         check: Depth of image validation. One of ``header``, ``decode``.
         on_error: fail: list all findings and write nothing. skip: leave bad samples out and record
             each. One of ``fail``, ``skip``.
         quick: Identify archives by size and modification time instead of SHA-256.
         force: Replace the dataset in INDEX_DIR and index everything again.
-        workers: Number of processes, fewer for small work; the result does not depend on it.
+        workers: Number of processes; small jobs use fewer. The result does not depend on it.
         on_progress: Called with the work done since the last call.
 
     Returns:
@@ -496,30 +499,31 @@ def append(
     continue with the old one or report that it was replaced. Repeat an interrupted call to resume
     it. Repeating a finished call does nothing.
 
-    An image that the dataset has already, or that its conversion left out, is an error without
-    ``skip_existing``. Content is not compared, except for sizes if the dataset stores images
+    Without ``skip_existing``, it is an error if the dataset already contains an image, or its
+    conversion left it out. Content is not compared, except for sizes if the dataset stores images
     unchanged.
 
     Args:
         directory: The dataset, perhaps of splits.
         source: A path of the same kind as that of the dataset, read with the same options; Python
-            samples with keys of their own; or a source of any kind, with the splits of the dataset.
-        skip_existing: Leave out images whose path or key is in DATASET already, such as the old
-            ones of a folder that has grown.
-        missing: fail: append nothing if SRC lacks fields of DATASET. skip: the new images lack
-            them. One of ``fail``, ``skip``.
+            samples with keys of their own; or a source of any kind with the same splits as the
+            dataset.
+        skip_existing: Leave out images whose path or key is already in DATASET, such as the old
+            images of a folder that has grown.
+        missing: fail: append nothing if SRC lacks fields of DATASET. skip: append the images
+            without these fields. One of ``fail``, ``skip``.
         on_error: fail: write nothing if an image is bad. skip: leave bad images out and record
             each. One of ``fail``, ``skip``.
-        shard_size: Approximate bytes of images per shard, such as 256MiB.
+        shard_size: Approximate size of the images in a shard, such as 256MiB.
         shard_samples: Images per shard, instead of ``shard_size``.
-        force: Discard the work of another unfinished run.
-        schema: Fields of Python samples that differ from those of the dataset: a label with its
-            classes and the new ones.
-        workers: Number of processes, fewer for small work; the result does not depend on it.
+        force: Discard the work of a different unfinished run.
+        schema: Fields of Python samples that differ from those of the dataset, such as a label with
+            new classes after the existing ones.
+        workers: Number of processes; small jobs use fewer. The result does not depend on it.
         on_progress: Called with the work done since the last call.
 
     Raises:
-        UsageError: If there is no dataset, or ``source`` does not go with it.
+        UsageError: If there is no dataset, or ``source`` does not match it.
         BadImages: If images are bad and ``on_error`` is ``fail``.
         CorruptDataset: If a manifest or an index is damaged, or a shard has the wrong size.
         ConversionFailed: If writing fails.
@@ -543,32 +547,32 @@ def add_fields(
 
     The values are stored in shards of their own, in ``layers`` of the dataset's directory. Readers
     see the old dataset until the new one replaces it in one step. Repeat an interrupted call to
-    resume it. `undo_fields` takes the change back.
+    resume it. `undo_fields` reverts the change.
 
     Args:
         directory: The dataset, perhaps of splits.
         values: A table (.csv, .tsv, .jsonl, .parquet), or an .npy file in row order; with splits, a
             folder with a file for each, such as train.npy. Or a dict with the values of each field:
-            an array, sequence or iterable in row order, or a function that returns the value, given
-            a dict with the fields of a sample.
-        key: Column of a table with the key or path of each row; with splits, these may start with
-            the split and a slash. Default: key or path.
-        field: Field from a column of a table, as for ``keep`` of `convert table`; for .npy files,
-            its name. Repeatable.
-        schema: Fields of Python values by name, each a `shardkit.Field` or a kind; others follow
-            from the first value.
-        missing: fail: write nothing if the table lacks rows of DATASET. skip: these lack the field.
+            an array, sequence or iterable in row order, or a function that maps a dict with a
+            sample's fields to the value.
+        key: Table column with the key or path of each row; with splits, these may start with the
+            split and a slash. Default: key or path.
+        field: Field to create from a table column, as for ``keep`` of `convert table`; for an .npy
+            file, the field's name. Repeatable.
+        schema: Fields of Python values by name, each a `shardkit.Field` or a kind; others are
+            inferred from the first value.
+        missing: fail: write nothing if the table lacks rows of DATASET. skip: leave these rows
+            without the field. One of ``fail``, ``skip``.
+        unknown: fail: write nothing if DATASET lacks rows of the table. skip: ignore these rows.
             One of ``fail``, ``skip``.
-        unknown: fail: write nothing if DATASET lacks rows of the table. skip: leave these out. One
-            of ``fail``, ``skip``.
         dry_run: Show fields, classes and unmatched keys; write nothing.
-        force: Discard the work of another unfinished run.
-        workers: Number of processes, fewer for small work; the result does not depend on it.
+        force: Discard the work of a different unfinished run.
+        workers: Number of processes; small jobs use fewer. The result does not depend on it.
         on_progress: Called with the work done since the last call.
 
     Raises:
         UsageError: If there is no dataset, it has a field of that name, or values do not match.
-        BadImages: If a value is not one of its field, or a function raises.
+        BadImages: If a value does not fit its field, or a function raises an exception.
         CorruptDataset: If a manifest or an index is damaged.
         ConversionFailed: If writing fails.
     """
@@ -590,32 +594,32 @@ def replace_fields(
 ) -> Changed:
     """Replace fields of a dataset, such as its labels, without rewriting its shards.
 
-    The shards keep the old values: ``convert dataset`` makes a dataset without them. Labels that
-    are names have the classes of the new values: existing ones in their order, then new ones.
-    Labels that are numbers are positions of the existing classes. All else is as for `add_fields`.
+    The shards keep the old values; ``convert dataset`` makes a dataset without them. Labels that
+    are names get the classes of the new values: existing ones in their order, then new ones. Labels
+    that are numbers are positions in the existing classes. Everything else is as for `add_fields`.
 
     Args:
         directory: The dataset, perhaps of splits.
         values: The values, as for `add_fields`.
-        key: Column of a table with the key or path of each row; with splits, these may start with
-            the split and a slash. Default: key or path.
-        field: Field from a column of a table, as for ``keep`` of `convert table`; for .npy files,
-            its name. Repeatable.
-        schema: Fields of Python values by name, each a `shardkit.Field` or a kind; others follow
-            from the first value.
-        missing: fail: write nothing if the table lacks rows of DATASET. skip: these lack the field.
+        key: Table column with the key or path of each row; with splits, these may start with the
+            split and a slash. Default: key or path.
+        field: Field to create from a table column, as for ``keep`` of `convert table`; for an .npy
+            file, the field's name. Repeatable.
+        schema: Fields of Python values by name, each a `shardkit.Field` or a kind; others are
+            inferred from the first value.
+        missing: fail: write nothing if the table lacks rows of DATASET. skip: leave these rows
+            without the field. One of ``fail``, ``skip``.
+        unknown: fail: write nothing if DATASET lacks rows of the table. skip: ignore these rows.
             One of ``fail``, ``skip``.
-        unknown: fail: write nothing if DATASET lacks rows of the table. skip: leave these out. One
-            of ``fail``, ``skip``.
         dry_run: Show fields, classes and unmatched keys; write nothing.
-        force: Discard the work of another unfinished run.
+        force: Discard the work of a different unfinished run.
         keep_classes: Keep classes that no new label has.
-        workers: Number of processes, fewer for small work; the result does not depend on it.
+        workers: Number of processes; small jobs use fewer. The result does not depend on it.
         on_progress: Called with the work done since the last call.
 
     Raises:
         UsageError: If there is no dataset or no such field, or values do not match.
-        BadImages: If a value is not one of its field, or a function raises.
+        BadImages: If a value does not fit its field, or a function raises an exception.
         CorruptDataset: If a manifest or an index is damaged.
         ConversionFailed: If writing fails.
     """
@@ -631,18 +635,18 @@ def split(
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Divide the rows of the dataset in ``directory``, for ``dataset.select(rows)``.
 
-    The split of a row depends only on its source path and the seed, so images that are added later
-    move no others, and fractions are approximate. ``stratify`` divides the images of each class
-    exactly; images that are added may then move a few. With ``group``, fractions are those of
-    groups, and with ``stratify`` those of images, as far as groups permit.
+    The split of a row depends only on its source path and the seed. So images that are added later
+    do not move others, and fractions are approximate. ``stratify`` divides the images of each class
+    exactly; images that are added later may then move a few others. With ``group``, fractions apply
+    to groups, or with ``stratify``, to images as far as groups permit.
 
     Args:
         directory: The dataset.
-        val: Fraction of images for the split val, such as 0.1.
-        test: Fraction of images for the split test.
-        stratify: Divide each class separately, in exact fractions.
-        group: Keep images of one folder, or with one value in a column, in one split.
-        seed: Seed of the division.
+        val: Fraction of images for the val split, such as 0.1.
+        test: Fraction of images for the test split.
+        stratify: Split each class separately, with exact fractions.
+        group: Keep images of the same folder, or with the same value in COLUMN, in one split.
+        seed: Seed of the split.
 
     Returns:
         Rows of ``train``, ``val`` and ``test``, in order: int64 of shape (N,).
@@ -695,76 +699,80 @@ def convert(
     staging: str | Path | None = None,
     recipe: Recipe | None = None,
 ) -> Converted:
-    """Convert a folder of images to a dataset, or to one dataset for each split.
+    """Convert a folder of images to a dataset, or to one dataset per split.
 
     The options are those of ``shardkit convert``. Repeat an interrupted call to resume it:
     finished shards are kept. The result does not depend on interruptions or on ``workers``.
     Repeating a finished call does nothing.
 
     Args:
-        source: A folder, or its URL in an object store, with one folder for each class, or images
-            alone, or splits of either; or another `shardkit.contracts.Source`; or samples: a
-            sequence or iterable, such as a PyTorch dataset, of dicts, `shardkit.Sample` objects or
-            tuples of images (bytes, paths, PIL images), arrays, tensors, numbers and texts. An
-            iterable is read once, into a temporary file.
-        target: A directory that is new, empty, or (with ``force``) holds a dataset to replace. The
-            old dataset stays intact until the new one is ready. Or a URL in an object store
-            (``s3://``, ``gs://``, ``az://``) where no dataset is yet, with ``staging``.
-        recipe: The options of images, as one object in place of keywords.
-        to: Format of the shards: lmdb, hdf5 or webdataset.
-        shard_size: Approximate bytes of images per shard, such as 256MiB.
+        source: A folder, or its URL in an object store, with one folder per class, or only images,
+            or splits of either; or another `shardkit.contracts.Source`; or samples: a sequence or
+            iterable, such as a PyTorch dataset, of dicts, `shardkit.Sample` objects or tuples of
+            images (bytes, paths, PIL images), arrays, tensors, numbers and texts. An iterable is
+            read once, into a temporary file.
+        target: A directory that is new, is empty, or (with ``force``) contains a dataset to
+            replace. The old dataset stays intact until the new one is ready. Or, with ``staging``,
+            a URL in an object store (``s3://``, ``gs://``, ``az://``) that contains no dataset yet.
+        recipe: The image options, as one object instead of keywords.
+        to: Shard format: lmdb, hdf5 or webdataset.
+        shard_size: Approximate size of the images in a shard, such as 256MiB.
         shard_samples: Images per shard, instead of ``shard_size``.
         shuffle: Store images in random order, so that sequential reading is well mixed, or in the
             source's order. Default: shuffle, unless the source is a dataset.
         seed: Seed of the random order, and of ``val`` and ``test``.
-        limit: Convert only N images of each split, for a trial.
+        limit: Convert only N images of each split, as a trial run.
         on_error: fail: write nothing if an image is bad. skip: leave bad images out and record
             each. One of ``fail``, ``skip``.
-        resize: Scale images to N pixels, or to height x width.
-        resize_mode: Scale the shorter or longer side to N (or cover or fit into HxW), fill HxW and
-            crop the rest, fit and pad, or stretch. One of ``shorter``, ``longer``, ``crop``,
-            ``pad``, ``stretch``. Default: shorter for N, crop for HxW.
+        resize: Scale one side of each image to N pixels, or the image to height x width.
+        resize_mode: shorter, longer: scale that side to N, or cover HxW or fit into it. crop: cover
+            HxW and crop the excess. pad: fit into HxW and pad. stretch: ignore the aspect ratio.
+            One of ``shorter``, ``longer``, ``crop``, ``pad``, ``stretch``. Default: shorter for N,
+            crop for HxW.
         filter: Interpolation; all filters are antialiased. One of ``bicubic``, ``bilinear``,
             ``lanczos``, ``box``.
-        dct_scaling: Decode JPEGs at reduced size if their sides are at least 4x the target's. 2.5x
-            faster for 2000-pixel photographs, but not exact: over 200 photographs, the PSNR was at
-            least 38 dB, with a median of at least 50 dB.
+        dct_scaling: Decode JPEGs at reduced size if their sides are at least 4x the target's. This
+            is 2.5x faster for 2000-pixel photographs, but not exact: over 200 photographs, the PSNR
+            was at least 38 dB, with a median of at least 50 dB.
         enlarge: Enlarge images that are smaller than the target.
         max_pixels: Read images of up to N pixels, if memory allows. Default: 178956970.
         encode: Encoding of stored images. keep: leave bytes unchanged unless pixels must change.
-            raw: unencoded pixels, all of one size. planes: JPEGs as the planes of their decoder
-            (Y4M), converted to RGB when read: the same pixels, about 4.5x the size, center crops 6x
-            faster; other images keep their bytes unless pixels must change. One of ``keep``,
-            ``jpeg``, ``png``, ``webp``, ``raw``, ``planes``.
+            raw: store unencoded pixels; all images must have one size. planes: store JPEGs as
+            decoded Y4M planes, which readers convert to RGB. The pixels are the same, the files are
+            about 4.5x as large, and center crops are 6x faster. Other images keep their bytes
+            unless pixels must change. One of ``keep``, ``jpeg``, ``png``, ``webp``, ``raw``,
+            ``planes``.
         quality: JPEG and WebP quality; re-encodes all JPEG and WebP images. Default: 90 where an
             image must be encoded.
-        pixels: Channels and values of stored images. rgb: 8-bit RGB, the upper eight bits of 16-bit
-            images. gray: one 8-bit channel. keep: channels and dtype of the first image; any other
-            image is a bad file. One of ``rgb``, ``gray``, ``keep``.
+        pixels: Channels and dtype of stored images. rgb: 8-bit RGB, with the upper eight bits of
+            16-bit images. gray: one 8-bit channel. keep: as in the first image; images of another
+            type count as bad files. One of ``rgb``, ``gray``, ``keep``.
         background: Color under transparent pixels and around padded images.
         orient: Apply the EXIF orientation, even if nothing else changes.
         check: Depth of image validation. One of ``decode``, ``header``, ``none``.
         tolerate_damage: Store damaged JPEGs that Pillow can decode; readers return Pillow's pixels.
-        class_order: Label order: as in torchvision, natural sort, or FILE (one class per line).
+        class_order: Label order. plain: as in torchvision. natural: numbers by value. FILE: one
+            class per line, in this order.
         splits: Treat the folders of SRC as splits (train, val, ...), one dataset each. Default: by
             name.
-        classes: Use the folders as classes, even if another kind of source recognizes them.
-        schema: Fields of samples by name, each a `shardkit.Field` or a kind; others follow from the
-            first sample.
-        fields: Names of the values of samples that are tuples; image and label for two of them.
-        val: Fraction of images for the split val, such as 0.1.
-        test: Fraction of images for the split test.
-        stratify: Divide each class separately, in exact fractions.
-        group: Keep images of one folder, or with one value in a column, in one split.
-        exclude: Leave out the images whose keys or paths FILE lists, one per line, such as the
-            lists of `shardkit report --exclude`; for a dataset, also row numbers. Repeatable.
-        workers: Number of processes, fewer for small work; the result does not depend on it.
+        classes: Use the folders as classes, even if they look like another kind of source.
+        schema: Fields of samples by name, each a `shardkit.Field` or a kind; others are inferred
+            from the first sample.
+        fields: Names of the values in tuple samples; image and label for tuples of two values.
+        val: Fraction of images for the val split, such as 0.1.
+        test: Fraction of images for the test split.
+        stratify: Split each class separately, with exact fractions.
+        group: Keep images of the same folder, or with the same value in COLUMN, in one split.
+        exclude: Leave out images whose keys or paths are listed in FILE, one per line, such as the
+            lists from `shardkit report --exclude`. For a dataset, FILE may also list row numbers.
+            Repeatable.
+        workers: Number of processes; small jobs use fewer. The result does not depend on it.
         on_progress: Called with the work done since the last call.
         executor: Builds the shards instead of ``workers``, one per call: any executor whose
-            processes see the paths of source and target, such as that of a Dask client.
+            processes see the paths of source and target, such as the executor of a Dask client.
         facts: Also measure the images for `shardkit.report`, as ``facts.npy``, which is not part of
             the dataset.
-        force: Replace the dataset in DST once the new one is ready; discard another unfinished
+        force: Replace the dataset in DST once the new one is ready; discard a different unfinished
             conversion.
         staging: If DST is a URL (s3://, gs://, az://): build the dataset in DIR, then upload it.
             Optional for a plan of jobs.
@@ -799,8 +807,8 @@ def bench(
 ) -> BenchReport:
     """Measure how fast datasets and plain image folders are read.
 
-    Every line is measured once per round. A folder, if there is one, is the baseline; otherwise the
-    first line is. Ctrl-C ends the measurement after the last complete round.
+    Every candidate is measured once per round. The baseline is a plain folder if there is one,
+    otherwise the first candidate. Ctrl-C ends the measurement after the last complete round.
 
     Args:
         paths: shardkit datasets and folders of images.
@@ -808,7 +816,7 @@ def bench(
             Default: RandomResizedCrop(224); pil with --transform; torch for raw pixels of one size.
         transform: Your transform for each image, from a module that may be in the current folder.
         batch_size: Samples per batch.
-        step_ms: Training step time per batch in ms, spent off the CPU.
+        step_ms: Duration of a training step in ms, during which the CPU is free.
         model: Model to train on each batch, or a function that returns one; 'small' is built in.
         loaders: Loaders such as ``thread`` or ``plain:num_workers=4``. By default, PyTorch's
             DataLoader with one worker per CPU, and for datasets also ``auto``.
@@ -816,16 +824,16 @@ def bench(
             step gains.
         caches: ``warm``: files in memory; ``cold``: files on disk.
         rounds: Interleaved rounds to measure, after one warm-up round.
-        seconds: Length of a warm measurement. A cold one is an epoch of at most 10x this length;
-            with --steps, one takes 3 epochs of about this length.
-        limit: Maximum images to read per DATASET, drawn at random.
+        seconds: Duration of a warm measurement. A cold measurement is one epoch of at most 10x this
+            duration. With --steps, a measurement takes 3 epochs of about this duration.
+        limit: Maximum number of images to read per DATASET, drawn at random.
         watch: Called before each measurement with its name, the work done, and all work.
 
     Raises:
         UsageError: If a path is missing or contains no images, or an option is invalid. Failures
-            during a measurement are reported in its line.
+            during a measurement are reported in the candidate's line.
         CorruptDataset: If a manifest is damaged.
-        KeyboardInterrupt: If Ctrl-C comes before a round is complete.
+        KeyboardInterrupt: If you press Ctrl-C before the first round is complete.
     """
 
 def doctor(
@@ -849,11 +857,11 @@ def doctor(
         decode: Image type: pil, numpy, torch, bytes, or an operation such as 'CenterCrop(224)'.
             Default: RandomResizedCrop(224); pil with --transform; torch for raw pixels of one size.
         transform: Your transform for each image, from a module that may be in the current folder.
-        batch_size: Samples per batch; with ``loader`` its own.
-        step_ms: Training step time per batch in ms, spent off the CPU.
+        batch_size: Samples per batch; ``loader`` uses its own.
+        step_ms: Duration of a training step in ms, during which the CPU is free.
         model: Model to train on each batch, or a function that returns one; 'small' is built in.
         loader: Function that returns your DataLoader or shardkit loader, instead of DATASET.
-        workers: Workers that you plan to use. Default: as make_loader.
+        workers: Number of workers that you plan to use. Default: as in make_loader.
         budget: Approximate duration in seconds.
         watch: Called with a description of each step.
 
@@ -876,8 +884,9 @@ def tune(
 ) -> TuneReport:
     """Find the fastest settings of `make_loader` for a dataset on this machine.
 
-    With ``step_ms`` or ``model``, the cheapest settings that load fast enough are chosen. With
-    ``model``, the training loop then decides about the priority, the helper and pinned memory.
+    With ``step_ms`` or ``model``, it chooses the cheapest settings that load fast enough. With
+    ``model``, it then runs the training loop to decide about the priority, the helper and pinned
+    memory.
 
     Args:
         dataset: A dataset or a plain folder of images.
@@ -885,13 +894,13 @@ def tune(
             Default: RandomResizedCrop(224); pil with --transform; torch for raw pixels of one size.
         transform: Your transform for each image, from a module that may be in the current folder.
         batch_size: Samples per batch.
-        step_ms: Training step time per batch in ms, spent off the CPU.
+        step_ms: Duration of a training step in ms, during which the CPU is free.
         model: Model to train on each batch, or a function that returns one; 'small' is built in.
         budget: Time limit in seconds.
         watch: Called before each measurement with its name, the time, and the budget.
 
     Raises:
-        UsageError: If the dataset, the transform or the model is invalid, or an option.
+        UsageError: If the dataset, the transform, the model or an option is invalid.
         MeasurementFailed: If nothing can be measured.
     """
 
@@ -916,8 +925,9 @@ def open_dataset(
 
     Args:
         path: The dataset's directory, the directory of its splits, or its URL. A folder of images
-            is read in place, as after ``shardkit attach imagefolder``: its index is in the folder
-            ``shardkit`` of ``$XDG_CACHE_HOME``, and made again if a name, size or time differs.
+            is read in place, as after ``shardkit attach imagefolder``. Its index is in the
+            ``shardkit`` folder of ``$XDG_CACHE_HOME``, and is rebuilt if a name, size or time
+            changes.
         transform: Applied to each image. An `ImageOp` works as if passed as ``decode``. A mapping
             sets the transform of each field, or of several together: ``{("image", "mask"):
             function}`` calls ``function(image, mask)``, which returns both.
@@ -925,33 +935,33 @@ def open_dataset(
         decode: Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape (height,
             width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last memory,
             ``bytes`` for the stored bytes. Images of other types (``--pixels``) keep their channels
-            and dtype, in operations, too; ``pil`` requires a mode of Pillow. An `ImageOp`, such as
-            ``RandomResizedCrop(224)``, crops while decoding and returns images as ``torch`` does;
-            it selects one crop for all images, masks, boxes and keypoints of a row. A mapping sets
-            each field separately; boxes and keypoints then follow ``image``. Masks have the shape
-            (height, width) and keep their values.
-        fields: Names of the fields that are read, in this order. None means image and label, or all
+            and dtype, also in operations; ``pil`` requires a type that Pillow supports. An
+            `ImageOp`, such as ``RandomResizedCrop(224)``, crops while decoding and returns images
+            as ``torch`` does; it selects one crop for all images, masks, boxes and keypoints of a
+            row. A mapping sets each field separately; boxes and keypoints then follow ``image``.
+            Masks have the shape (height, width) and keep their values.
+        fields: Names of the fields to read, in this order. None means image and label, or all
             fields of a dataset without images.
-        follow: Fields of arrays of shape (channels, height, width), such as latents and heat maps,
-            that an `ImageOp` crops, scales and flips along with the image. They keep their grid: a
-            latent of one value per 8 x 8 pixels has one per 8 x 8 pixels of the crop.
+        follow: Array fields of shape (channels, height, width), such as latents and heat maps, that
+            an `ImageOp` crops, scales and flips along with the image. They keep their grid: a
+            latent with one value per 8 x 8 pixels also has one per 8 x 8 pixels of the crop.
         as_dict: Whether samples and batches are dicts by field name instead of tuples.
-        verify: Whether each read compares the record's checksum. None does so for encoded images,
+        verify: Whether each read verifies the record's checksum. None does so for encoded images,
             which costs about 3%, but not for raw pixels and arrays of one shape.
-        view: Number of this view, from 0 on. Datasets over the same images draw different random
-            numbers if their views differ, such as two crops of each image.
-        windows: Neighboring rows that each sample holds, see `Windows`. Samples are then dicts,
-            images are tensors, and a transform gets a window.
+        view: Number of this view, starting at 0. Datasets over the same images draw different
+            random numbers if their views differ, for example for two crops of each image.
+        windows: Neighboring rows that each sample contains; see `Windows`. Samples are then dicts,
+            images are tensors, and a transform receives a window.
         split: Name of a split, such as ``train``: the folder of that name in ``path``.
-        cache: A local folder, for a dataset in an object store: whole shards are fetched there,
-            ahead of need and once for all processes.
-        cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used for
-            the longest time are evicted. None means no limit.
+        cache: A local folder for shards of a dataset in an object store. Whole shards are fetched
+            ahead of time, once for all processes.
+        cache_limit: Maximum bytes of shards in the cache, as a number or a text such as ``"50GB"``.
+            The least recently used shards are evicted. None means no limit.
         root: Folder of the archives of an attached dataset; None means where `shardkit.attach`
             found them.
 
     Returns:
-        A dataset of the class of its format, or a `ShardDataset` for a format of another package.
+        A dataset of its format's class, or a `ShardDataset` for a format from another package.
 
     Raises:
         UsageError: If there is no dataset at ``path``, an option is unknown, or an object store
@@ -1000,64 +1010,65 @@ def make_loader(
         tuned: A file written by ``shardkit tune --out``, for settings that other arguments leave
             open.
         shuffle: False reads in stored order, True fully shuffles each epoch, and `BlockShuffle`
-            shuffles blocks of neighboring rows. None is False, or for a loader of an iterable
-            dataset its setting, like None of the two following arguments.
-        seed: Selects the order and the random numbers of each epoch; None is 0.
-        rank: This rank's subset of each epoch. None uses the rank given by ``torch.distributed``.
+            shuffles blocks of neighboring rows. None means False, or for a loader of an iterable
+            dataset, the dataset's setting. The same holds for the next two arguments.
+        seed: Selects the order and the random numbers of each epoch; None means 0.
+        rank: This rank's subset of each epoch. None uses the rank from ``torch.distributed``.
         sampler: Selects the rows of each epoch, instead of ``shuffle``: `Weighted`, `Balanced`,
-            `Mixture`, `Buckets`, or a sampler of PyTorch that yields rows. Its random numbers
-            depend on seed and epoch, and ranks divide its rows.
-        drop_last: Whether to leave out a last, smaller batch; None is the setting of ``rank``.
-        samples_per_epoch: Samples in an epoch, of all ranks; the next epoch continues where this
-            one ended. None is the length of the dataset or sampler.
-        aug_repeats: Repeated augmentation: each sample comes so often, with different random
-            numbers, in neighboring ranks of the same step.
-        views: If more than 1, each batch is a tuple of so many batches of the same samples, with
+            `Mixture`, `Buckets`, or a PyTorch sampler that yields rows. Its random numbers depend
+            on seed and epoch, and ranks divide its rows.
+        drop_last: Whether to drop a smaller last batch; None uses the setting of ``rank``.
+        samples_per_epoch: Samples in an epoch, over all ranks; the next epoch continues where this
+            one ended. None means the length of the dataset or sampler.
+        aug_repeats: Repeated augmentation: each sample appears this many times, with different
+            random numbers, on neighboring ranks in the same step.
+        views: If more than 1, each batch is a tuple of this many batches of the same samples, with
             different random numbers. A list of operations, such as ``[RandomResizedCrop(224),
             RandomResizedCrop(96)]``, sets the ``decode`` of each view; each image is decoded once.
             (With an int, a batch of `EpochBatchSampler` holds the views one after the other, and
             ``images.chunk(views)`` separates them.)
         endless: Whether an iteration continues with the next epoch instead of ending.
-        collate_fn: Makes a batch of samples. None is `collate`, which passes on a block of images
-            without copying it.
+        collate_fn: Function that combines samples into a batch. None uses `collate`, which passes
+            on a block of images without copying it.
         engine: ``thread`` decodes in threads of this process into reused memory, which is fastest.
             ``helper`` runs these threads in one child process, so that they do not delay the kernel
             launches of the training loop. ``process`` uses a PyTorch ``DataLoader`` with worker
             processes, for transforms that hold the GIL. ``auto`` uses processes if something in the
-            dataset may hold the GIL, else threads; ``Loader.reason`` gives the reason. One of
+            dataset may hold the GIL, otherwise threads; ``Loader.reason`` gives the reason. One of
             ``auto``, ``thread``, ``helper``, ``process``.
         resident: Memory that holds the whole dataset, decoded when the loader is created: ``cpu``
-            or ``cuda``, the current device. Batches are the same, and so is a state. Each rank
-            holds all rows. The images have one size, and no operation but `RandomCrop` draws random
+            or ``cuda``, the current device. Batches and states are the same as without it. Each
+            rank holds all rows. Images must have one size, and only `RandomCrop` may draw random
             numbers. One of ``cpu``, ``cuda``.
-        num_workers: Threads, or processes of the engine ``process``. None uses one for each CPU
-            that this process may use, divided by ``LOCAL_WORLD_SIZE``; or 0 with ``resident``. 0
-            reads in the main thread, on request.
+        num_workers: Number of threads, or of processes with the ``process`` engine. None uses one
+            for each CPU that this process may use, divided by ``LOCAL_WORLD_SIZE``; or 0 with
+            ``resident``. 0 reads in the main thread, on request.
         priority: CPU priority of the loader's threads or processes. ``low`` is nice 19: they yield
             to the training loop, which launches kernels with less delay, but also to other
-            programs. No other thread changes. Linux only: elsewhere, or with 0 workers, ``low``
-            warns and has no effect. One of ``normal``, ``low``.
-        prefetch_factor: Batches that each worker prepares ahead, as in PyTorch. None is 2 for
-            processes, and ``num_workers + 2`` batches in all for threads. The thread engine holds
-            at most two more: the batch in use and the one before it; the helper two more than that,
-            under way to this process. Without transforms, a thread or process reads several small
-            batches at once, up to 8 MiB, or 20 MiB if nothing is decoded, and None counts these as
+            programs. Other threads keep their priority. Linux only: elsewhere, or with 0 workers,
+            ``low`` warns and has no effect. One of ``normal``, ``low``.
+        prefetch_factor: Batches that each worker prepares ahead, as in PyTorch. None means 2 for
+            processes, and ``num_workers + 2`` batches in total for threads. The thread engine holds
+            at most two more: the batch in use and the one before it. The helper holds another two,
+            in transit to this process. Without transforms, a thread or process reads several small
+            batches at once, up to 8 MiB, or 20 MiB if nothing is decoded, and None counts them as
             one.
         timeout: Seconds to wait for a batch before raising an error; 0 waits forever.
-        with_rows: Whether a batch ends with its rows: int64 of shape (N,), -1 for padding. For a
-            ``Subset`` they are rows of its dataset; for a ``ConcatDataset``, its own.
+        with_rows: Whether each batch ends with its row numbers: int64 of shape (N,), -1 for
+            padding. For a ``Subset`` they are rows of its dataset; for a ``ConcatDataset``, its
+            own.
         on_bad: What to do with a sample whose record is damaged or cannot be decoded. ``drop``
             leaves it out of its batch, which is then smaller: no other sample takes its place, and
             a batch without samples is left out. ``Loader.bad`` lists such rows. One of ``raise``,
             ``drop``.
-        max_bad: Rows that may be bad with ``on_bad='drop'``; with more, the iteration raises
-            `LoaderFailed`.
+        max_bad: Maximum number of bad rows with ``on_bad='drop'``; if there are more, the iteration
+            raises `LoaderFailed`.
         pin_memory: Whether batches are in pinned memory. None pins them if a CUDA device is
             available. True without one warns and has no effect.
         start_method: How worker processes start: ``fork``, ``forkserver`` or ``spawn``. ``auto``
             forks on Linux while no other thread runs and CUDA is not initialized; otherwise it uses
             a fork server that has already imported torch. If that cannot run the transform or the
-            main file, as in a notebook, the engine ``auto`` uses threads and warns. One of
+            main file, as in a notebook, the ``auto`` engine uses threads and warns. One of
             ``auto``, ``fork``, ``forkserver``, ``spawn``.
         persistent_workers: Whether worker processes survive between epochs: starting them takes 0.1
             to 2 s.
@@ -1090,13 +1101,13 @@ def to_webdataset(
     seed: int | None = None,
     rank: Rank | None = None,
 ) -> DataPipeline:
-    """Return a `webdataset.DataPipeline` over a dataset, for code that is such a pipeline.
+    """Return a `webdataset.DataPipeline` over a dataset, for code that uses such a pipeline.
 
-    It takes the place of ``wds.WebDataset(urls)``: it yields dicts with ``__key__``, the image,
-    ``cls`` for the label, and the other fields by name, and has the methods ``decode``,
-    ``to_tuple``, ``map``, ``batched``, ... The order is that of `shardkit.IterableTarDataset`:
-    nodes and workers divide samples, and each is read once. Shuffle with ``shuffle``, not in
-    the pipeline, and call ``set_epoch`` before each epoch.
+    It replaces ``wds.WebDataset(urls)``: it yields dicts with ``__key__``, the image, ``cls`` for
+    the label, and the other fields by name, and has the methods ``decode``, ``to_tuple``, ``map``,
+    ``batched``, ... The order is the same as for `shardkit.IterableTarDataset`: nodes and workers
+    divide samples, and each is read once. Shuffle with ``shuffle``, not in the pipeline, and call
+    ``set_epoch`` before each epoch.
 
     Args:
         path: The dataset's directory or URL, of any format.
@@ -1107,40 +1118,40 @@ def to_webdataset(
         decode: Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape (height,
             width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last memory,
             ``bytes`` for the stored bytes. Images of other types (``--pixels``) keep their channels
-            and dtype, in operations, too; ``pil`` requires a mode of Pillow. An `ImageOp`, such as
-            ``RandomResizedCrop(224)``, crops while decoding and returns images as ``torch`` does;
-            it selects one crop for all images, masks, boxes and keypoints of a row. A mapping sets
-            each field separately; boxes and keypoints then follow ``image``. Masks have the shape
-            (height, width) and keep their values.
-        fields: Names of the fields that are read, in this order. None means image and label, or all
+            and dtype, also in operations; ``pil`` requires a type that Pillow supports. An
+            `ImageOp`, such as ``RandomResizedCrop(224)``, crops while decoding and returns images
+            as ``torch`` does; it selects one crop for all images, masks, boxes and keypoints of a
+            row. A mapping sets each field separately; boxes and keypoints then follow ``image``.
+            Masks have the shape (height, width) and keep their values.
+        fields: Names of the fields to read, in this order. None means image and label, or all
             fields of a dataset without images.
-        follow: Fields of arrays of shape (channels, height, width), such as latents and heat maps,
-            that an `ImageOp` crops, scales and flips along with the image. They keep their grid: a
-            latent of one value per 8 x 8 pixels has one per 8 x 8 pixels of the crop.
+        follow: Array fields of shape (channels, height, width), such as latents and heat maps, that
+            an `ImageOp` crops, scales and flips along with the image. They keep their grid: a
+            latent with one value per 8 x 8 pixels also has one per 8 x 8 pixels of the crop.
         as_dict: Whether samples and batches are dicts by field name instead of tuples.
-        verify: Whether each read compares the record's checksum. None does so for encoded images,
+        verify: Whether each read verifies the record's checksum. None does so for encoded images,
             which costs about 3%, but not for raw pixels and arrays of one shape.
-        view: Number of this view, from 0 on. Datasets over the same images draw different random
-            numbers if their views differ, such as two crops of each image.
-        windows: Neighboring rows that each sample holds, see `Windows`. Samples are then dicts,
-            images are tensors, and a transform gets a window.
+        view: Number of this view, starting at 0. Datasets over the same images draw different
+            random numbers if their views differ, for example for two crops of each image.
+        windows: Neighboring rows that each sample contains; see `Windows`. Samples are then dicts,
+            images are tensors, and a transform receives a window.
         split: Name of a split, such as ``train``: the folder of that name in ``path``.
-        cache: A local folder, for a dataset in an object store: whole shards are fetched there,
-            ahead of need and once for all processes.
-        cache_limit: Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used for
-            the longest time are evicted. None means no limit.
+        cache: A local folder for shards of a dataset in an object store. Whole shards are fetched
+            ahead of time, once for all processes.
+        cache_limit: Maximum bytes of shards in the cache, as a number or a text such as ``"50GB"``.
+            The least recently used shards are evicted. None means no limit.
         root: Folder of the archives of an attached dataset; None means where `shardkit.attach`
             found them.
         shuffle: False reads in stored order, True fully shuffles each epoch, and `BlockShuffle`
-            shuffles blocks of neighboring rows. None is False, or for a loader of an iterable
-            dataset its setting, like None of the two following arguments.
-        seed: Selects the order and the random numbers of each epoch; None is 0.
-        rank: This rank's subset of each epoch. None uses the rank given by ``torch.distributed``.
+            shuffles blocks of neighboring rows. None means False, or for a loader of an iterable
+            dataset, the dataset's setting. The same holds for the next two arguments.
+        seed: Selects the order and the random numbers of each epoch; None means 0.
+        rank: This rank's subset of each epoch. None uses the rank from ``torch.distributed``.
 
     Returns:
-        With ``decode="bytes"``, image and label are bytes, as of a tar archive, and the image has
-        the name of its type, such as ``jpg`` or ``png``: use WebDataset's ``decode``. Otherwise
-        they are decoded, and the image is called ``image``.
+        With ``decode="bytes"``, image and label are bytes, as in a tar archive, and the image is
+        named after its type, such as ``jpg`` or ``png``: use WebDataset's ``decode``. Otherwise
+        they are decoded, and the image is named ``image``.
 
     Raises:
         UsageError: If there is no dataset at ``path``, or an option is unknown.
@@ -1158,8 +1169,8 @@ def verify(
 ) -> Verification:
     """Check the dataset in ``directory``, or all of its splits.
 
-    ``against`` is the folder, or the Python samples, that the dataset was made from; or a list of
-    these, one for each part. The dataset must contain exactly its files, each once, with the
+    ``against`` is the folder, or the Python samples, that the dataset was created from; or a list
+    of these, one per part. The dataset must contain exactly its files, each once, with the
     manifest's order and labels. Each record must equal its converted file: byte for byte, or, if
     other library versions encoded it, with a PSNR of at least `record_comparison.ALIKE_PSNR`. The
     records of an attached dataset are compared with the index, and the bytes of its archives with
@@ -1167,17 +1178,17 @@ def verify(
 
     Args:
         directory: The dataset, or its URL in an object store: shards are fetched to a temporary
-            folder, one for each worker at a time.
+            folder, one per worker at a time.
         level: quick: check manifest, files, sizes and index. full: also each shard's and record's
             checksum. decode: also each image's pixels. One of ``quick``, ``full``, ``decode``.
-        against: Also compare each record with its file in SRC. Repeat it for each part of a merged
-            dataset, in order, unless all have the same source, and for the file of each field that
-            was added later.
+        against: Also compare each record with its file in SRC. Repeat the option for each part of a
+            merged dataset, in order, unless all parts have the same source, and for the file of
+            each field that was added later.
         root: Folder of the archives of an attached dataset. Default: where `attach` found them.
         workers: Number of processes.
         on_progress: Called with the progress since the last call.
 
     Raises:
-        UsageError: If there is no dataset, its manifest is of a newer version, or ``against``
-            cannot be its source.
+        UsageError: If there is no dataset, its manifest has a newer version, or ``against`` cannot
+            be its source.
     """

@@ -89,10 +89,10 @@ class ShardkitError(Exception):
     Both texts may have options by reference; see `setting`.
 
     Args:
-        message: The problem, and where it is. The remedy follows its last character if that is one
-            of `STOPS`, else a colon, or, as a sentence, a period.
+        message: The problem, and where it is. The remedy follows the last character if that is one
+            of `STOPS`. Otherwise a colon precedes it, or, if it is a sentence, a period.
         remedy: What to do: a sentence, or the end of one.
-        where: The file, folder, URL or option that it concerns, if one alone.
+        where: The file, folder, URL or option that it concerns, if there is exactly one.
     """
 
     remedy: str | None = None

@@ -164,7 +164,7 @@ class Original(NamedTuple):
     described: Any
     """Its entry in the metadata of the record, if that comes from a dataset."""
     pixels: ImageType | None
-    """Its type in the schema; None if it becomes RGB of 8 bits."""
+    """Its type in the schema; None if it becomes 8-bit RGB."""
 
     @property
     def size(self) -> Size:

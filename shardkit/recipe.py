@@ -110,15 +110,15 @@ class RecipeOptions:
 
     resize: int | tuple[int, int] | str | None = option(
         None,
-        help="Scale images to N pixels, or to height x width.",
+        help="Scale one side of each image to N pixels, or the image to height x width.",
         metavar="N|HxW",
         parse=parse_size,
         spell=spell_size,
     )
     resize_mode: str | None = option(
         None,
-        help="Scale the shorter or longer side to N (or cover or fit into HxW), fill HxW and crop "
-        "the rest, fit and pad, or stretch.",
+        help="shorter, longer: scale that side to N, or cover HxW or fit into it. crop: cover "
+        "HxW and crop the excess. pad: fit into HxW and pad. stretch: ignore the aspect ratio.",
         choices=RESIZE_MODES,
         shown="shorter for N, crop for HxW",
         requires="resize",
@@ -131,9 +131,9 @@ class RecipeOptions:
     )
     dct_scaling: bool = option(
         False,
-        help="Decode JPEGs at reduced size if their sides are at least 4x the target's. 2.5x "
-        "faster for 2000-pixel photographs, but not exact: over 200 photographs, the PSNR was at "
-        "least 38 dB, with a median of at least 50 dB.",
+        help="Decode JPEGs at reduced size if their sides are at least 4x the target's. This is "
+        "2.5x faster for 2000-pixel photographs, but not exact: over 200 photographs, the PSNR "
+        "was at least 38 dB, with a median of at least 50 dB.",
         requires="resize",
         left_out=True,
     )
@@ -152,9 +152,10 @@ class RecipeOptions:
     encode: str = option(
         "keep",
         help="Encoding of stored images. keep: leave bytes unchanged unless pixels must change. "
-        "raw: unencoded pixels, all of one size. planes: JPEGs as the planes of their decoder "
-        "(Y4M), converted to RGB when read: the same pixels, about 4.5x the size, center crops 6x "
-        "faster; other images keep their bytes unless pixels must change.",
+        "raw: store unencoded pixels; all images must have one size. planes: store JPEGs as "
+        "decoded Y4M planes, which readers convert to RGB. The pixels are the same, the files "
+        "are about 4.5x as large, and center crops are 6x faster. Other images keep their bytes "
+        "unless pixels must change.",
         choices=("keep", "jpeg", "png", "webp", "raw", "planes"),
     )
     quality: int | None = option(
@@ -165,9 +166,9 @@ class RecipeOptions:
     )
     pixels: str = option(
         "rgb",
-        help="Channels and values of stored images. rgb: 8-bit RGB, the upper eight bits of "
-        "16-bit images. gray: one 8-bit channel. keep: channels and dtype of the first image; "
-        "any other image is a bad file.",
+        help="Channels and dtype of stored images. rgb: 8-bit RGB, with the upper eight bits of "
+        "16-bit images. gray: one 8-bit channel. keep: as in the first image; images of another "
+        "type count as bad files.",
         choices=PIXELS,
         left_out=True,
     )
@@ -285,7 +286,7 @@ class Recipe(RecipeOptions):
 
     @property
     def coding(self) -> Coding | None:
-        """The encoding, if it is no image file; it may replace that of a JPEG."""
+        """The encoding, if it is not an image file; it may replace a JPEG's encoding."""
         return coding_of(ENCODED_AS.get(self.encode, ""))
 
     @property
@@ -328,7 +329,7 @@ class Recipe(RecipeOptions):
         return words(Recipe, values)
 
     def require_codecs(self) -> None:
-        """Refuse to convert without the libraries that the encoding needs.
+        """Check that the libraries that the encoding needs are installed.
 
         Raises:
             UsageError: If one is missing.
@@ -358,9 +359,9 @@ class Recipe(RecipeOptions):
         """Return the change that an image needs, or None if its bytes can be stored unchanged.
 
         Args:
-            info: What its header states.
+            info: What its header declares.
             field: Its kind: a name in `shardkit.record.IMAGE_FIELDS`, or a foreign one.
-            wanted: Its type in the schema; None if it becomes RGB of 8 bits.
+            wanted: Its type in the schema; None if it becomes 8-bit RGB.
         """
         geometry = self.geometry(*info.upright)
         # Photographs are upright by one rule, whatever their size: also those that --resize keeps.

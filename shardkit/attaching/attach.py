@@ -53,9 +53,9 @@ class Attached:
     manifests: dict[str, AttachedManifest]
     """Split name, or "" without splits, to the manifest of its dataset."""
     kept: int = 0
-    """Archives or class folders whose index was kept from an earlier run."""
+    """Number of archives or class folders whose index was kept from an earlier run."""
     unchanged: bool = False
-    """Whether the directory already held the result, so nothing was written."""
+    """Whether the directory already contained the result, so nothing was written."""
     remembered: bool = True
     """Whether readers of this user follow the manifest without ``root``."""
 
@@ -92,17 +92,18 @@ def attach(
     archives: str | Path | Source,
     target: str | Path,
 ) -> Attached:
-    """Index tar archives of samples in place, as a dataset in ``target`` that reads them there.
+    """Index tar archives of samples in place, as a dataset in ``target`` that reads them where they
+    are.
 
     Nothing is written next to the archives. Rows are in the order of the archives, as after a
-    conversion without shuffling. Repeat the call to resume an interrupted one, or to add archives:
-    those that have the same size and modification time as before are not read again.
+    conversion without shuffling. Repeat the call to resume an interrupted one, or to add archives.
+    Archives with the same size and modification time as before are not read again.
 
     Args:
-        archives: A tar file, a folder of them, or names with ``{000..999}``, ``*`` or ``?``; or an
-            opened source of the kind ``ffcv``, ``hdf5``, ``litdata``, ``lmdb``, ``mds`` or ``zip``,
-            which has its own options in place of ``grouping`` to ``classes``.
-        target: A directory that is new, empty, or holds the result of an earlier call.
+        archives: A tar file, a folder of them, or a pattern with ``{000..999}``, ``*`` or ``?``; or
+            an opened source of kind ``ffcv``, ``hdf5``, ``litdata``, ``lmdb``, ``mds`` or ``zip``,
+            which has its own options instead of ``grouping`` to ``classes``.
+        target: A directory that is new, is empty, or contains the result of an earlier call.
 
     Returns:
         The manifest of the dataset, and how much of an earlier one was kept.

@@ -31,7 +31,7 @@ class Appended:
     images: int
     """Number of images appended."""
     left_out: list[str]
-    """Paths of images that the dataset had already; with splits, each starts with its split."""
+    """Paths of images that were already in the dataset; with splits, each starts with its split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,22 +40,23 @@ class AppendOptions:
 
     skip_existing: bool = option(
         False,
-        help="Leave out images whose path or key is in DATASET already, such as the old ones of a "
-        "folder that has grown.",
+        help="Leave out images whose path or key is already in DATASET, such as the old images "
+        "of a folder that has grown.",
     )
     missing: str = option(
         "fail",
-        help="fail: append nothing if SRC lacks fields of DATASET. skip: the new images lack them.",
+        help="fail: append nothing if SRC lacks fields of DATASET. skip: append the images "
+        "without these fields.",
         choices=("fail", "skip"),
     )
     on_error: str = same_option(ConvertOptions, "on_error")
     shard_size: int | str = same_option(ConvertOptions, "shard_size")
     shard_samples: int | None = same_option(ConvertOptions, "shard_samples")
-    force: bool = option(False, help="Discard the work of another unfinished run.")
+    force: bool = option(False, help="Discard the work of a different unfinished run.")
     schema: Mapping[str, Field | str] | None = option(
         None,
-        help="Fields of Python samples that differ from those of the dataset: a label with its "
-        "classes and the new ones.",
+        help="Fields of Python samples that differ from those of the dataset, such as a label "
+        "with new classes after the existing ones.",
         is_keyword_only=True,
     )
 
@@ -75,17 +76,18 @@ def append(
     continue with the old one or report that it was replaced. Repeat an interrupted call to resume
     it. Repeating a finished call does nothing.
 
-    An image that the dataset has already, or that its conversion left out, is an error without
-    ``skip_existing``. Content is not compared, except for sizes if the dataset stores images
+    Without ``skip_existing``, it is an error if the dataset already contains an image, or its
+    conversion left it out. Content is not compared, except for sizes if the dataset stores images
     unchanged.
 
     Args:
         directory: The dataset, perhaps of splits.
         source: A path of the same kind as that of the dataset, read with the same options; Python
-            samples with keys of their own; or a source of any kind, with the splits of the dataset.
+            samples with keys of their own; or a source of any kind with the same splits as the
+            dataset.
 
     Raises:
-        UsageError: If there is no dataset, or ``source`` does not go with it.
+        UsageError: If there is no dataset, or ``source`` does not match it.
         BadImages: If images are bad and ``on_error`` is ``fail``.
         CorruptDataset: If a manifest or an index is damaged, or a shard has the wrong size.
         ConversionFailed: If writing fails.

@@ -54,11 +54,11 @@ class Changed:
     new_classes: tuple[str, ...] = ()
     """Classes of the label that the dataset did not have."""
     matched: Matched | None = None
-    """How the rows of a table fit those of the dataset."""
+    """How the rows of a table match those of the dataset."""
     lost_classes: tuple[str, ...] = ()
     """Classes of the dataset that no new label has."""
     written: bool = True
-    """Whether the dataset was changed: not by a dry run, or if it had the change already."""
+    """Whether the dataset was changed. It is not by a dry run, or if it already had the change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,36 +67,37 @@ class FieldOptions:
 
     key: str | None = option(
         None,
-        help="Column of a table with the key or path of each row; with splits, these may start "
-        "with the split and a slash.",
+        help="Table column with the key or path of each row; with splits, these may start with "
+        "the split and a slash.",
         metavar="COLUMN",
         shown="key or path",
     )
     field: Sequence[str] = option(
         (),
-        help=f"Field from a column of a table, as for {setting('keep')} of `convert table`; for "
-        ".npy files, its name. Repeatable.",
+        help=f"Field to create from a table column, as for {setting('keep')} of `convert table`; "
+        "for an .npy file, the field's name. Repeatable.",
         metavar="NAME[=COLUMN][:KIND][?]",
         is_repeated=True,
     )
     schema: Mapping[str, Field | str] | None = option(
         None,
-        help="Fields of Python values by name, each a `shardkit.Field` or a kind; others follow "
-        "from the first value.",
+        help="Fields of Python values by name, each a `shardkit.Field` or a kind; others are "
+        "inferred from the first value.",
         is_keyword_only=True,
     )
     missing: str = option(
         "fail",
-        help="fail: write nothing if the table lacks rows of DATASET. skip: these lack the field.",
+        help="fail: write nothing if the table lacks rows of DATASET. skip: leave these rows "
+        "without the field.",
         choices=("fail", "skip"),
     )
     unknown: str = option(
         "fail",
-        help="fail: write nothing if DATASET lacks rows of the table. skip: leave these out.",
+        help="fail: write nothing if DATASET lacks rows of the table. skip: ignore these rows.",
         choices=("fail", "skip"),
     )
     dry_run: bool = option(False, help="Show fields, classes and unmatched keys; write nothing.")
-    force: bool = option(False, help="Discard the work of another unfinished run.")
+    force: bool = option(False, help="Discard the work of a different unfinished run.")
 
     def __post_init__(self) -> None:
         require_valid(self)
@@ -117,18 +118,18 @@ def add_fields(
 
     The values are stored in shards of their own, in ``layers`` of the dataset's directory. Readers
     see the old dataset until the new one replaces it in one step. Repeat an interrupted call to
-    resume it. `undo_fields` takes the change back.
+    resume it. `undo_fields` reverts the change.
 
     Args:
         directory: The dataset, perhaps of splits.
         values: A table (.csv, .tsv, .jsonl, .parquet), or an .npy file in row order; with splits, a
             folder with a file for each, such as train.npy. Or a dict with the values of each field:
-            an array, sequence or iterable in row order, or a function that returns the value, given
-            a dict with the fields of a sample.
+            an array, sequence or iterable in row order, or a function that maps a dict with a
+            sample's fields to the value.
 
     Raises:
         UsageError: If there is no dataset, it has a field of that name, or values do not match.
-        BadImages: If a value is not one of its field, or a function raises.
+        BadImages: If a value does not fit its field, or a function raises an exception.
         CorruptDataset: If a manifest or an index is damaged.
         ConversionFailed: If writing fails.
     """
@@ -145,9 +146,9 @@ def replace_fields(
 ) -> Changed:
     """Replace fields of a dataset, such as its labels, without rewriting its shards.
 
-    The shards keep the old values: ``convert dataset`` makes a dataset without them. Labels that
-    are names have the classes of the new values: existing ones in their order, then new ones.
-    Labels that are numbers are positions of the existing classes. All else is as for `add_fields`.
+    The shards keep the old values; ``convert dataset`` makes a dataset without them. Labels that
+    are names get the classes of the new values: existing ones in their order, then new ones. Labels
+    that are numbers are positions in the existing classes. Everything else is as for `add_fields`.
 
     Args:
         directory: The dataset, perhaps of splits.
@@ -155,7 +156,7 @@ def replace_fields(
 
     Raises:
         UsageError: If there is no dataset or no such field, or values do not match.
-        BadImages: If a value is not one of its field, or a function raises.
+        BadImages: If a value does not fit its field, or a function raises an exception.
         CorruptDataset: If a manifest or an index is damaged.
         ConversionFailed: If writing fails.
     """
@@ -163,14 +164,14 @@ def replace_fields(
 
 
 def remove_fields(directory: str | Path, names: Sequence[str]) -> Changed:
-    """Remove fields from a dataset. Its shards keep their values, a copy of it does not.
+    """Remove fields from a dataset. Its shards keep their values, but a copy of it does not.
 
     Args:
         directory: The dataset, perhaps of splits.
         names: Names of the fields.
 
     Raises:
-        UsageError: If there is no dataset or no such field, or none would remain.
+        UsageError: If there is no dataset or no such field, or no field would remain.
         CorruptDataset: If a manifest or an index is damaged.
         ConversionFailed: If writing fails.
     """
@@ -204,7 +205,7 @@ def remove_fields(directory: str | Path, names: Sequence[str]) -> Changed:
 
 
 def undo_fields(directory: str | Path) -> Changed:
-    """Take back the last change of the fields of a dataset, once. Another call does nothing.
+    """Undo the last change to the fields of a dataset. Repeating the call does nothing.
 
     Args:
         directory: The dataset, perhaps of splits.

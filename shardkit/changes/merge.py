@@ -27,23 +27,24 @@ from shardkit.system.files import overlap
 def merge(
     datasets: Sequence[str | Path], target: str | Path, *, force: bool = False
 ) -> dict[str, Manifest]:
-    """Merge datasets, or their splits of the same name, into one, without reading a record.
+    """Merge datasets, or their splits of the same name, into one, without reading records.
 
-    Rows follow one another in the order of the datasets. Shards are hard links to those of the
-    datasets, or copies where the file system cannot link. The datasets must have the same format,
-    recipe and fields, no key in common, and the same classes; some may lack the last classes of the
-    others. Repeating a finished call does nothing.
+    Rows are in the order of the datasets. Shards are hard links to those of the datasets, or copies
+    where the file system cannot link. The datasets must have the same format, recipe and fields, no
+    key in common, and the same classes; some may lack the last classes of the others. Repeating a
+    finished call does nothing.
 
     Args:
         datasets: Two or more datasets.
-        target: A directory that is new, empty, or (with ``force``) holds a dataset to replace.
+        target: A directory that is new, is empty, or (with ``force``) contains a dataset to
+            replace.
         force: Replace a dataset in ``target``.
 
     Returns:
         The manifest of each split; "" without splits.
 
     Raises:
-        UsageError: If a dataset or ``target`` cannot be used, or records cannot stay as they are.
+        UsageError: If a dataset or ``target`` cannot be used, or records would have to change.
         CorruptDataset: If a manifest or an index is damaged, or a shard has the wrong size.
         ConversionFailed: If writing fails.
     """

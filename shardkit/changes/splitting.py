@@ -27,7 +27,7 @@ class SplitOptions:
 
     HEADING: ClassVar[str] = "Division"
 
-    seed: int = option(0, help="Seed of the division.", metavar="N")
+    seed: int = option(0, help="Seed of the split.", metavar="N")
 
 
 @takes(DivisionOptions, SplitOptions)
@@ -36,10 +36,10 @@ def split(
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Divide the rows of the dataset in ``directory``, for ``dataset.select(rows)``.
 
-    The split of a row depends only on its source path and the seed, so images that are added later
-    move no others, and fractions are approximate. ``stratify`` divides the images of each class
-    exactly; images that are added may then move a few. With ``group``, fractions are those of
-    groups, and with ``stratify`` those of images, as far as groups permit.
+    The split of a row depends only on its source path and the seed. So images that are added later
+    do not move others, and fractions are approximate. ``stratify`` divides the images of each class
+    exactly; images that are added later may then move a few others. With ``group``, fractions apply
+    to groups, or with ``stratify``, to images as far as groups permit.
 
     Args:
         directory: The dataset.

@@ -22,7 +22,7 @@ class CommandOptions(Options):
     """Options of the command alone."""
 
     source: Path = command_option(
-        help="Source of the same kind as that of DATASET.", flags=("--from",), metavar="SRC"
+        help="Source of the same kind as the source of DATASET.", flags=("--from",), metavar="SRC"
     )
 
 
@@ -35,12 +35,12 @@ class CommandOptions(Options):
 def append_command(
     run: Run, options: CommandOptions, copies: Copies, *, dataset: Path, **words: Any
 ) -> None:
-    """Add the images of SRC to DATASET as new shards, with the options that made DATASET.
+    """Add the images of SRC to DATASET as new shards, with the same options.
 
     Existing rows keep their numbers and their shards. Labels of new classes follow the existing
-    ones. If DATASET was made with --val or --test, the same rule divides the new images. Readers
-    find the old dataset until the new one replaces it in one step. Rerun the same command to
-    resume an interrupted run.
+    ones. If DATASET was created with --val or --test, the same rule divides the new images. Readers
+    see the old dataset until the new one replaces it in one step. Rerun the same command to resume
+    an interrupted run.
 
     \b
     Examples:

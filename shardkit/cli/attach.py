@@ -67,8 +67,8 @@ def _kind_of(path: str) -> str:
 def attach_command() -> None:
     """Read files from other programs in place: index them as a dataset.
 
-    COMMAND is the kind of files. Without it, an existing file or folder is recognized as by
-    `convert`; anything else is a pattern of tar archives.
+    COMMAND is the file type. Without COMMAND, shardkit detects the type of an existing file or
+    folder, as `convert` does; anything else is a pattern of tar archives.
     """
 
 

@@ -47,10 +47,9 @@ class CommandOptions(BenchOptions):
 def bench_command(run: Run, options: CommandOptions, *, datasets: tuple[str, ...]) -> int:
     """Measure how fast each DATASET is read: datasets, and plain folders of images.
 
-    If a folder is given, it is the baseline: the speedups show what converting gains. Each loader
-    runs in a process of its own, in interleaved rounds; the table shows medians over the rounds.
-    Exits with 1 if a loader could not be measured. Ctrl-C shows the rounds that are complete and
-    exits with 130.
+    A plain folder is the baseline, so the speedups show what converting gains. Each loader runs in
+    its own process, in interleaved rounds; the table shows medians over the rounds. The exit code
+    is 1 if a loader could not be measured. Ctrl-C shows the completed rounds and exits with 130.
 
     \b
     Examples:

@@ -29,7 +29,7 @@ class CommitOptions(Options):
 
 @command("commit", argument("dst"), options=(CommitOptions,))
 def commit_command(run: Run, options: CommitOptions, *, dst: Path) -> None:
-    """Publish the dataset in DST once `work` has built all shards. It reads no shard."""
+    """Publish the dataset in DST once `work` has built all shards. Commit reads no shards."""
     converted = commit(dst, force=options.force, staging=options.staging)
     shown = as_url(dst) or dst
     tally = Tally(run)

@@ -13,7 +13,7 @@ from click.shell_completion import shell_complete
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 @click.pass_context
 def completion_command(context: click.Context, shell: str) -> None:
-    """Print the script by which SHELL completes commands, options and paths.
+    """Print the script that makes SHELL complete commands, options and paths.
 
     \b
     Examples:

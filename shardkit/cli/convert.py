@@ -100,9 +100,10 @@ def _title(name: str) -> str:
 
 @click.group("convert", cls=_Sources)
 def convert_command() -> None:
-    """Create a dataset of shards. COMMAND is the source type.
+    """Create a sharded dataset. COMMAND is the source type.
 
-    Without one, the type is recognized and shown: shardkit convert photos dataset --to lmdb.
+    Without COMMAND, shardkit detects the type and shows it: shardkit convert photos dataset --to
+    lmdb.
     """
 
 
@@ -121,8 +122,8 @@ class CommandOptions:
     dry_run: bool = option(False, help="Show the plan and write nothing.")
     plan_only: bool = option(
         False,
-        help="Write only the plan into DST, a folder or URL: jobs build it with `work DST`, then "
-        "`commit DST` publishes the dataset.",
+        help="Write only the plan to DST, a folder or URL. Jobs then build the shards with `work "
+        "DST`, and `commit DST` publishes the dataset.",
     )
     report: Path | None = option(
         None,

@@ -22,9 +22,10 @@ _LISTED = 20
 def diff_command(run: Run, *, first: Path, second: Path) -> int:
     """Show which records were added, removed or changed from dataset FIRST to dataset SECOND.
 
-    Records are matched by key, in datasets of any formats, and compared through the indexes: images
-    by length, size and CRC-32, labels by class name, other fields by value. No record is read, so
-    damaged shards are not found: see verify. Exits with 1 if the datasets differ.
+    Records are matched by key and compared through the indexes: images by length, size and CRC-32,
+    labels by class name, other fields by value. The datasets may have different formats. No record
+    is read, so damaged shards are not found: use verify for that. The exit code is 1 if the
+    datasets differ.
 
     \b
     Examples:

@@ -25,7 +25,7 @@ class CommandOptions(DoctorOptions):
     budget: float = duration_option(
         DoctorOptions,
         "budget",
-        help="Approximate duration, such as 30s or 2m. A longer run decides closer cases.",
+        help="Approximate duration, such as 30s or 2m. A longer run can decide closer cases.",
     )
 
 

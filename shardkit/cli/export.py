@@ -20,11 +20,11 @@ class ExportOptions(Options):
     layout: LayoutName = command_option(
         "imagefolder",
         help="imagefolder: files of the source, by class. csv: images and metadata.csv. parquet: "
-        "for Hugging Face datasets. webdataset: tar archives.",
+        "for Hugging Face datasets. webdataset: tar archives. yolo: images, labels and data.yaml.",
         choices=tuple(sorted(LAYOUTS)),
     )
     raw_as_png: bool = command_option(
-        False, help="Export raw pixels and planes as PNG files of the same pixels."
+        False, help="Export raw pixels and planes as PNG files with the same pixels."
     )
 
 
@@ -32,9 +32,10 @@ class ExportOptions(Options):
 def export_command(run: Run, options: ExportOptions, *, dataset: Path, folder: Path) -> None:
     """Write the images of DATASET to a new FOLDER, bit for bit.
 
-    The layout imagefolder restores the source of `convert imagefolder`, file names included,
-    except files that the dataset does not store. The others also hold masks, captions and all other
-    fields. FOLDER appears once it is complete. Rerun an interrupted export to start over.
+    The imagefolder layout restores the source of `convert imagefolder`, including file names,
+    except for files that the dataset does not store. The other layouts also contain masks, captions
+    and all other fields. FOLDER appears only once it is complete. Rerun an interrupted export to
+    start over.
 
     \b
     Examples:

@@ -28,10 +28,10 @@ from shardkit.system.text import amount, as_command, size
 
 @click.group("fields")
 def fields_command() -> None:
-    """Add, replace and remove fields of a dataset; its shards stay as they are.
+    """Add, replace and remove fields of a dataset; its shards do not change.
 
-    New values are stored in shards of their own, in DATASET/layers. Readers see the old dataset
-    until the new one replaces it in one step.
+    New values are stored in separate shards, in DATASET/layers. Readers see the old dataset until
+    the new one replaces it in one step.
     """
 
 
@@ -40,8 +40,8 @@ class CommandOptions(Options):
     """Options of the commands alone."""
 
     source: Path = command_option(
-        help="A .csv, .tsv, .jsonl or .parquet table, or an .npy file in row order; with splits, a "
-        "folder with one for each, such as train.npy.",
+        help="A .csv, .tsv, .jsonl or .parquet table, or an .npy file in row order; with splits, "
+        "a folder with one file per split, such as train.npy.",
         flags=("--from",),
         metavar="FILE",
     )
@@ -53,9 +53,9 @@ class CommandOptions(Options):
 def add_command(run: Run, options: CommandOptions, *, dataset: Path, **words: Any) -> None:
     """Add fields to DATASET: captions, embeddings, latents, numbers, boxes.
 
-    Rows of a table are matched by key or path, each at most once; one table serves all splits.
-    The rows of an .npy file are those of DATASET or of a split, in its order. Lists in a table
-    become arrays with `:array`. Rerun the same command to resume an interrupted run.
+    Rows of a table are matched by key or path, each at most once; one table serves all splits. The
+    rows of an .npy file are in the order of DATASET or of a split. Lists in a table become arrays
+    with `:array`. Rerun the same command to resume an interrupted run.
 
     \b
     Examples:
@@ -74,12 +74,12 @@ def add_command(run: Run, options: CommandOptions, *, dataset: Path, **words: An
     options=(CommandOptions,),
 )
 def replace_command(run: Run, options: CommandOptions, *, dataset: Path, **words: Any) -> None:
-    """Replace fields of DATASET, such as its labels, which get the classes of the new values.
+    """Replace fields of DATASET, such as its labels.
 
-    Existing classes keep their order, and new ones follow. Labels that are numbers are positions
-    of the existing classes, and keep all of these.
+    Labels get the classes of the new values: existing classes keep their order, and new ones
+    follow. Labels that are numbers are positions in the existing classes, all of which are kept.
 
-    The shards keep the old values, so lmdb, h5py and tarfile return those; `convert dataset` makes
+    The shards keep the old values, so lmdb, h5py and tarfile return those. `convert dataset` makes
     a dataset without them.
 
     \b
@@ -92,7 +92,7 @@ def replace_command(run: Run, options: CommandOptions, *, dataset: Path, **words
 
 @command("remove", argument("dataset"), argument("names", nargs=-1, required=True, type=str))
 def remove_command(run: Run, *, dataset: Path, names: tuple[str, ...]) -> None:
-    """Remove the fields NAMES from DATASET. A copy by `convert dataset` lacks their values.
+    """Remove the fields NAMES from DATASET. `convert dataset` makes a copy without their values.
 
     \b
     Example:

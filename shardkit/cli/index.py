@@ -18,7 +18,7 @@ from shardkit.verification.reindex import reindex
 def index_command(run: Run, *, dataset: Path) -> None:
     """Rebuild the index of DATASET from its shards.
 
-    Refuses damaged shards, because an index made from them would hide the damage.
+    The command refuses damaged shards, because an index built from them would hide the damage.
 
     \b
     Example:

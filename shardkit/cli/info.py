@@ -29,7 +29,8 @@ class InfoOptions(Options):
     buckets: str | None = command_option(
         None,
         help="Show how many images each bucket gets, and how much cropping removes. SIZES is "
-        "512x512,448x576,... (height and width), or a side such as 512 for all sizes of its area.",
+        "512x512,448x576,... (height and width), or a side such as 512 for all sizes with up to "
+        "its area.",
         metavar="SIZES",
     )
 
@@ -38,7 +39,7 @@ class InfoOptions(Options):
 def info_command(run: Run, options: InfoOptions, *, dataset: Path) -> None:
     """Show the format, sizes, classes and recipe of DATASET, a folder or URL.
 
-    Of a plan for jobs, it shows how many tasks are done, and the next command.
+    For a plan for jobs, info shows how many tasks are done, and the next command.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ from shardkit.system.text import shell, suggestion
 
 _COMMANDS: dict[str, dict[str, str]] = {
     "Create": {
-        "convert": "Create a dataset of shards.",
+        "convert": "Create a sharded dataset.",
         "work": "Build shards of a planned conversion.",
         "commit": "Publish the dataset that jobs built.",
         "attach": "Read files from other programs in place.",
@@ -36,8 +36,8 @@ _COMMANDS: dict[str, dict[str, str]] = {
     },
     "Inspect": {
         "info": "Show a dataset's format, sizes, classes and recipe.",
-        "show": "Show records of a dataset, or write a sheet of their pictures.",
-        "report": "Show the content and faults of datasets on one page.",
+        "show": "Show records of a dataset, or save their pictures as a contact sheet.",
+        "report": "Show the contents and problems of datasets on one page.",
     },
     "Change": {
         "append": "Add images to a dataset.",
@@ -52,7 +52,7 @@ _COMMANDS: dict[str, dict[str, str]] = {
         "bench": "Compare the reading speed of datasets and image folders.",
     },
     "Shell": {
-        "completion": "Print the completion script of bash, zsh or fish.",
+        "completion": "Print the completion script for bash, zsh or fish.",
     },
 }
 """Names and help of the commands, by heading. Each is an object of a module of its own name."""

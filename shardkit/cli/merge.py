@@ -30,11 +30,11 @@ class MergeOptions(Options):
 def merge_command(
     run: Run, options: MergeOptions, *, datasets: tuple[Path, ...], out: Path
 ) -> None:
-    """Merge DATASETS into the new dataset OUT, without reading a record.
+    """Merge DATASETS into the new dataset OUT, without reading records.
 
-    The shards become hard links, or copies on another disk. Formats, recipes, fields and classes
-    must be equal, and keys different; the command names each difference. A dataset may lack the
-    last classes of another one. Rows follow one another in the order of DATASETS.
+    The shards become hard links, or copies on another disk. The datasets must have the same format,
+    recipe, fields and classes, and different keys; the command reports each conflict. A dataset may
+    lack the last classes of the others. Rows are in the order of DATASETS.
 
     \b
     Example:

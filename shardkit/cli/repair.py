@@ -25,8 +25,8 @@ class RepairOptions(Options):
     """Options of `shardkit repair`."""
 
     sources: tuple[Path, ...] = command_option(
-        help="Source that DATASET was converted from. Repeat it for each part of a merged dataset, "
-        "in order, unless all have the same source.",
+        help="Source that DATASET was converted from. Repeat the option for each part of a "
+        "merged dataset, in order, unless all parts have the same source.",
         flags=("--from",),
         metavar="SRC",
         is_repeated=True,

@@ -44,8 +44,8 @@ class ReportOptions(Options):
     )
     exclude: Path | None = command_option(
         None,
-        help="Write lists of keys to leave out to DIR, one for each finding, for `convert "
-        "... --exclude`.",
+        help="Write lists of keys to leave out to DIR, one list per finding, for `convert ... "
+        "--exclude`.",
         metavar="DIR",
         type=LocalOrUrl(path_type=Path, file_okay=False),
     )
@@ -64,7 +64,7 @@ class ReportOptions(Options):
     )
     embedding: str | None = command_option(
         None,
-        help="Find wrong labels, near duplicates and outliers by the embeddings in this field.",
+        help="Find wrong labels, near duplicates and outliers with the embeddings in this field.",
         metavar="FIELD",
     )
 
@@ -85,9 +85,9 @@ def report_command(
 ) -> int:
     """Find duplicates, leaks between splits, and odd or broken images of each DATASET.
 
-    The page also shows classes, channel statistics, distributions and contact sheets. Facts of each
-    image are stored in facts.npy in each DATASET, so the next report reads few images: a sample,
-    and those that it shows or compares. This file is not part of the dataset.
+    The page also shows classes, channel statistics, distributions and contact sheets. Facts about
+    each image are stored in facts.npy in each DATASET. So the next report reads only a sample of
+    the images, and those that it shows or compares. This file is not part of the dataset.
 
     \b
     Examples:

@@ -31,9 +31,11 @@ class CommandOptions(Options):
         shown="DATASET-split",
     )
     to: str | None = command_option(
-        None, help="Write datasets of this format, not lists.", type=FormatChoice()
+        None, help="Write datasets in this format instead of lists.", type=FormatChoice()
     )
-    force: bool = command_option(False, help="Replace other lists in DIR; with --to, datasets.")
+    force: bool = command_option(
+        False, help="Replace existing lists in DIR; with --to, existing datasets."
+    )
 
 
 @command("split", argument("dataset"), options=(DivisionOptions, SplitOptions, CommandOptions))
@@ -47,9 +49,9 @@ def split_command(
 ) -> None:
     """Divide the rows of DATASET into train, val and test.
 
-    Writes lists of rows, for dataset.select(rows) and `shardkit convert dataset --rows`, or
-    datasets with --to. Without --stratify, the split of a row depends only on the seed and on its
-    source path or group.
+    The command writes lists of rows, for dataset.select(rows) and `shardkit convert dataset
+    --rows`, or with --to, datasets. Without --stratify, the split of a row depends only on the seed
+    and on its source path or group.
 
     \b
     Examples:

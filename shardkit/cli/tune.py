@@ -94,9 +94,9 @@ def tune_command(run: Run, options: CommandOptions, more: MoreOptions, *, datase
     Tune measures threads and worker processes, their number and prefetch, in interleaved rounds
     within --budget, and compares the best with the defaults. With --step-ms or --model it selects
     the cheapest settings that load faster than your training step needs. With --model, it also runs
-    the training loop with the loader, to choose its priority, engine and pinned memory. With
-    --batch-size auto, it first finds the largest batch for which a training step of --model fits in
-    memory.
+    the training loop with the loader to choose the priority, the engine and whether to pin memory.
+    With --batch-size auto, it first finds the largest batch for which a training step of --model
+    fits in memory.
 
     \b
     Examples:

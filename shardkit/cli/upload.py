@@ -17,8 +17,8 @@ def upload_command(run: Run, *, dataset: Path, url: str) -> None:
     """Upload DATASET to URL: s3://BUCKET/PATH, gs:// or az://.
 
     Each file is compared with the manifest, and sent with its checksum. The manifest comes last, so
-    readers see the dataset only once it is complete. Rerun the command to resume. URL must not hold
-    another dataset.
+    readers see the dataset only once it is complete. Rerun the command to resume. URL must not
+    contain another dataset.
 
     \b
     Example:

@@ -23,7 +23,7 @@ class Copies(SourceOptions):
 
     cache: Path | None = option(
         None,
-        help="If SRC is a URL: copy its files to this folder, unless they are there.",
+        help="If SRC is a URL: copy its files to this folder, unless they are already there.",
         metavar="DIR",
     )
 

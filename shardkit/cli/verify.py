@@ -67,8 +67,8 @@ def verify_command(
     """Check every byte of DATASET, a folder or URL, against its manifest and index.
 
     Each damaged record is reported with its key, shard and source file. With --against SRC, verify
-    also proves that the dataset contains each file of SRC once, no other file, and exactly what
-    the conversion makes of it.
+    also proves that the dataset contains each file of SRC exactly once, as the conversion stores
+    it, and no other file.
 
     \b
     Examples:

@@ -46,7 +46,7 @@ class CommandOptions(WorkOptions):
 def work_command(run: Run, options: CommandOptions, *, dst: Path) -> None:
     """Build shards of the conversion that `convert --plan-only` planned in DST.
 
-    If DST is a URL, each shard is uploaded, then removed here.
+    If DST is a URL, each shard is uploaded and then deleted locally.
     """
     tasks = list[dict[str, Any]]()
     run.report(lambda: {"tasks": tasks})

@@ -64,7 +64,7 @@ def plan_jobs(
     Args:
         source: See `shardkit.convert`, as for all arguments.
         target: The directory or URL.
-        recipe: The options of images, as one object in place of keywords.
+        recipe: The image options, as one object instead of keywords.
 
     Returns:
         The plan and its number of jobs.
@@ -120,14 +120,14 @@ class WorkOptions:
     )
     source: str | Path | None = option(
         None,
-        help="Path of the source on this machine, if it differs from the plan. If a function gives "
-        "the images, MODULE:FUNCTION@PATH.",
+        help="Path of the source on this machine, if it differs from the plan. If a function "
+        "provides the images, use MODULE:FUNCTION@PATH.",
         metavar="SRC",
     )
     kind: str | None = option(
         None,
-        help="Kind of source, if another package than shardkit provides it. The plan alone may not "
-        "choose that.",
+        help="Kind of source, if a package other than shardkit provides it. A plan alone cannot "
+        "select such code.",
         metavar="KIND",
     )
     staging: str | Path | None = option(

@@ -25,7 +25,7 @@ class Processes:
 
     workers: int = option(
         1,
-        help="Number of processes, fewer for small work; the result does not depend on it.",
+        help="Number of processes; small jobs use fewer. The result does not depend on it.",
         metavar="N",
         minimum=1,
         shown="number of CPUs",
@@ -49,8 +49,8 @@ class Builder(Processes):
 
     executor: Executor | None = option(
         None,
-        help="Builds the shards instead of ``workers``, one per call: any executor whose processes "
-        "see the paths of source and target, such as that of a Dask client.",
+        help="Builds the shards instead of ``workers``, one per call: any executor whose "
+        "processes see the paths of source and target, such as the executor of a Dask client.",
         is_keyword_only=True,
     )
     facts: bool = option(

@@ -46,16 +46,16 @@ class Converted:
     """Result of a conversion."""
 
     plan: Plan | None
-    """Shards of each split; None from a `commit` that was done already. Once the images are
-    converted, it lists none of them."""
+    """Shards of each split; None from a `commit` that was already done. It lists no images once
+    they are converted."""
     manifests: dict[str, Manifest] = field(default_factory=dict)
     """Split name, or "" without splits, to the manifest of its dataset; empty after `plan_jobs`."""
     reused_shards: int = 0
-    """Shards that an earlier, interrupted run had finished."""
+    """Number of shards that an earlier, interrupted run had finished."""
     unchanged: bool = False
-    """Whether the target already held the result, so nothing was written."""
+    """Whether the target already contained the result, so nothing was written."""
     jobs: int = 0
-    """Tasks that `plan_jobs` left for `shardkit work`."""
+    """Number of tasks that `plan_jobs` left for `shardkit work`."""
 
     def __repr__(self) -> str:
         """Return the size of each dataset: a plan and manifests would fill the screen."""
@@ -74,8 +74,8 @@ class Placement:
 
     force: bool = option(
         False,
-        help="Replace the dataset in DST once the new one is ready; discard another unfinished "
-        "conversion.",
+        help="Replace the dataset in DST once the new one is ready; discard a different "
+        "unfinished conversion.",
     )
     staging: str | Path | None = option(
         None,
@@ -119,22 +119,22 @@ class Asked:
 def convert(
     asked: Asked, source: str | Path | Any, target: str | Path, *, recipe: Recipe | None = None
 ) -> Converted:
-    """Convert a folder of images to a dataset, or to one dataset for each split.
+    """Convert a folder of images to a dataset, or to one dataset per split.
 
     The options are those of ``shardkit convert``. Repeat an interrupted call to resume it:
     finished shards are kept. The result does not depend on interruptions or on ``workers``.
     Repeating a finished call does nothing.
 
     Args:
-        source: A folder, or its URL in an object store, with one folder for each class, or images
-            alone, or splits of either; or another `shardkit.contracts.Source`; or samples: a
-            sequence or iterable, such as a PyTorch dataset, of dicts, `shardkit.Sample` objects or
-            tuples of images (bytes, paths, PIL images), arrays, tensors, numbers and texts. An
-            iterable is read once, into a temporary file.
-        target: A directory that is new, empty, or (with ``force``) holds a dataset to replace. The
-            old dataset stays intact until the new one is ready. Or a URL in an object store
-            (``s3://``, ``gs://``, ``az://``) where no dataset is yet, with ``staging``.
-        recipe: The options of images, as one object in place of keywords.
+        source: A folder, or its URL in an object store, with one folder per class, or only images,
+            or splits of either; or another `shardkit.contracts.Source`; or samples: a sequence or
+            iterable, such as a PyTorch dataset, of dicts, `shardkit.Sample` objects or tuples of
+            images (bytes, paths, PIL images), arrays, tensors, numbers and texts. An iterable is
+            read once, into a temporary file.
+        target: A directory that is new, is empty, or (with ``force``) contains a dataset to
+            replace. The old dataset stays intact until the new one is ready. Or, with ``staging``,
+            a URL in an object store (``s3://``, ``gs://``, ``az://``) that contains no dataset yet.
+        recipe: The image options, as one object instead of keywords.
 
     Returns:
         The plan and the manifests of the datasets.
@@ -165,7 +165,7 @@ def plan_conversion(
     Args:
         source: See `convert`, as for all arguments.
         target: A directory or URL.
-        recipe: The options of images, as one object in place of keywords.
+        recipe: The image options, as one object instead of keywords.
 
     Raises:
         UsageError: If an option is invalid or ``target`` cannot be used.

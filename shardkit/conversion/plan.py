@@ -56,14 +56,12 @@ class ConvertOptions:
     HEADING: ClassVar[str] = "Shards"
 
     to: str = field(
-        metadata=about(
-            "Format of the shards: lmdb, hdf5 or webdataset.", choices=OWN_FORMATS, is_open=True
-        )
+        metadata=about("Shard format: lmdb, hdf5 or webdataset.", choices=OWN_FORMATS, is_open=True)
     )
     recipe: Recipe = field(default_factory=Recipe)
     shard_size: int | str = option(
         DEFAULT_SHARD_BYTES,
-        help="Approximate bytes of images per shard, such as 256MiB.",
+        help="Approximate size of the images in a shard, such as 256MiB.",
         metavar="SIZE",
         parse=partial(parse_bytes, option="shard_size"),
         spell=spell_bytes,
@@ -83,7 +81,7 @@ class ConvertOptions:
         metavar="N",
     )
     limit: int | None = option(
-        None, help="Convert only N images of each split, for a trial.", metavar="N", minimum=1
+        None, help="Convert only N images of each split, as a trial run.", metavar="N", minimum=1
     )
     on_error: str = option(
         "fail",

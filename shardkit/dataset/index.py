@@ -172,7 +172,7 @@ def pack_row(*, offset: int, image: bytes, label: int, size: tuple[int, int], fi
         _HEAD.pack_into(row, HEAD.start, label, *size, STORED_KINDS.index(field))
         _START.pack_into(row, 0, offset, len(image), checksum(row[HEAD], image))
     except struct.error as error:
-        raise OverflowError(f"a number of the row is out of range: {error}") from error
+        raise OverflowError(f"a row number is out of range: {error}") from error
     row[HEAD.stop :] = row_check(row)
     return bytes(row)
 

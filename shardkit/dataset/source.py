@@ -68,14 +68,14 @@ class DatasetSourceOptions(SourceOptions):
 
     where: str | None = option(
         None,
-        help="Only rows for which this is true: comparisons of columns with values, in, "
-        "and, or, not. Columns are labels, numbers, texts, key, path, width and "
+        help="Convert only rows for which EXPR is true. EXPR compares columns with values, and "
+        "may use in, and, or, not. Columns are labels, numbers, texts, key, path, width and "
         "height.",
         metavar="EXPR",
     )
     rows: str | Path | bool | None = option(
         None,
-        help="Only the rows that FILE lists: row numbers or keys, one per line.",
+        help="Convert only the rows listed in FILE: row numbers or keys, one per line.",
         metavar="FILE",
         stored="listed",
         store=bool,
@@ -384,12 +384,12 @@ def _recognize(seen: Overview) -> Iterator[Recognition]:
 SOURCE = SourceKind(
     name=DatasetSource.kind,
     title="Copy, select or re-encode a shardkit dataset.",
-    help="""Convert a shardkit dataset to another one in DST: with another format or shard
-    size, a subset, or re-encoded images.
+    help="""Convert a shardkit dataset to another one in DST: in another format, with another
+    shard size, as a subset, or with re-encoded images.
 
-    SRC is the dataset, or a directory of splits. Without options for images, records are stored
-    unchanged and in order, so DST has the content digest of SRC. Each record is compared with
-    its checksums; a damaged one is a bad file.
+    SRC is the dataset, or a directory of splits. Without image options, records are stored
+    unchanged and in order, so DST has the same content digest as SRC. Each record is compared with
+    its checksums; a damaged record counts as a bad file.
 
     \b
     Examples:

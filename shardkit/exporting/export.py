@@ -58,23 +58,23 @@ def export(
 ) -> Exported:
     """Write the images of a dataset as the files of its source, or as tables or tar archives.
 
-    Every image has the bytes that the dataset stores, and is compared with its checksum. The files
-    appear in ``target`` all at once, when they are complete; rerun an interrupted call to start
+    Every image has the bytes that the dataset stores, and is verified with its checksum. The files
+    appear in ``target`` all at once, when they are complete; repeat an interrupted call to start
     over. Repeating a finished call compares the files and changes nothing.
 
     Args:
         directory: The dataset, perhaps of splits.
-        target: A folder that does not exist or is empty, or has exactly these files.
+        target: A folder that does not exist, is empty, or contains exactly these files.
         layout: ``imagefolder``: a folder for each class, with the file names of the source;
-            ``csv``: a folder of images and ``metadata.csv``; ``parquet``: for ``load_dataset`` of
-            Hugging Face, needs pyarrow; ``webdataset``: tar archives; ``yolo``: images, labels and
-            ``data.yaml`` of Ultralytics.
+            ``csv``: a folder of images and ``metadata.csv``; ``parquet``: for Hugging Face's
+            ``load_dataset``, needs pyarrow; ``webdataset``: tar archives; ``yolo``: images, labels
+            and ``data.yaml`` of Ultralytics.
         raw_as_png: Export raw pixels and planes, which are not the source's files, as PNG files.
         on_progress: Called with the progress since the last call.
 
     Raises:
-        UsageError: If ``target`` is not empty, the layout cannot hold a field, a source path cannot
-            be the name of a file below ``target``, or two are equal there.
+        UsageError: If ``target`` is not empty, the layout cannot represent a field, a source path
+            cannot be the name of a file below ``target``, or two of these names are the same.
         CorruptDataset: If the dataset is damaged.
         ConversionFailed: If writing fails.
     """

@@ -242,16 +242,16 @@ class Field:
     nearest neighbor and stored without loss."""
 
     dtype: str | None
-    """Type of an array's, number's or image's values: a NumPy name, or ``bfloat16``. Images
-    without one are RGB of 8 bits."""
+    """Type of an array's, number's or image's values: a NumPy name, or ``bfloat16``. Images without
+    one are 8-bit RGB."""
 
     shape: tuple[int, ...] | None
-    """Shape of every array; None if it varies. Of an image with a dtype, the number of channels:
+    """Shape of every array; None if it varies. For an image with a dtype, the number of channels:
     the shape of each pixel."""
 
     classes: tuple[str, ...] | None
-    """Class names of a label, of labels, or of the labels of boxes, which have none without; of
-    keypoints the names of an object's points."""
+    """Class names of a label, of labels, or of the labels of boxes; boxes without class names have
+    no labels. For keypoints, the names of an object's points."""
 
     def __init__(
         self,
@@ -265,15 +265,15 @@ class Field:
         Args:
             kind: One of `KINDS`.
             dtype: Type of an array's, number's or image's values, such as ``"float16"`` or
-                ``"bfloat16"``. Images without one are RGB of 8 bits.
-            shape: Shape of every array; None if it varies. Of an image with a dtype, its channels,
+                ``"bfloat16"``. Images without one are 8-bit RGB.
+            shape: Shape of every array; None if it varies. For an image with a dtype, its channels,
                 such as ``(1,)``.
-            classes: Names or number of the classes of a label, of labels, or of boxes; of keypoints
-                those of the points of each object. If an image is flipped, points whose names
-                differ in ``left`` and ``right`` change places.
+            classes: Names or number of the classes of a label, of labels, or of boxes; for
+                keypoints, names or number of the points of each object. If an image is flipped,
+                points whose names differ in ``left`` and ``right`` change places.
 
         Raises:
-            ValueError: If the kind is unknown, or does not go with the other values.
+            ValueError: If the kind is unknown or contradicts the other values.
         """
         if isinstance(classes, int):
             classes = map(str, range(classes))
@@ -329,7 +329,7 @@ class Field:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the values of an array of a stated shape."""
+        """Bytes of the values of an array of fixed shape."""
         return math.prod(self.shape or ()) * self.values.itemsize
 
     @property
@@ -339,7 +339,7 @@ class Field:
 
     @cached_property
     def pixels(self) -> ImageType | None:
-        """Channels and dtype that an image states; None if it states none: RGB of 8 bits."""
+        """Channels and dtype that an image declares; None if it declares none: 8-bit RGB."""
         if not self.type.is_picture or self.dtype is None or self.shape is None:
             return None
         (channels,) = self.shape
@@ -347,7 +347,7 @@ class Field:
 
     @cached_property
     def image_type(self) -> ImageType:
-        """Channels and dtype of stored images: RGB of 8 bits unless they state others."""
+        """Channels and dtype of stored images: 8-bit RGB unless they declare others."""
         return self.pixels or RGB
 
     def stored_name(self, name: str) -> str | None:

@@ -66,11 +66,11 @@ class BucketCrop(ImageOp):
 
 @dataclass(frozen=True, eq=False)
 class Buckets(OrderSampler):
-    """Read batches of one size each: images are grouped by aspect ratio, as diffusion models need.
+    """Read batches of one size each, with images grouped by aspect ratio, as for diffusion models.
 
-    Each image belongs to the size with the nearest aspect ratio. It is scaled to cover that size,
-    and what extends beyond is cropped. All images of a step, on all ranks, belong to one size, and
-    sizes come in random order::
+    Each image is assigned to the size with the nearest aspect ratio. It is scaled to cover that
+    size, and the excess is cropped. All images of a step, on all ranks, have one size, and sizes
+    come in random order::
 
         buckets = Buckets.by_area(512 * 512, step=64, ratio=2)
         loader = make_loader(dataset, 16, sampler=buckets)
@@ -79,7 +79,7 @@ class Buckets(OrderSampler):
     product of batch size and number of ranks, so a run resumes only with an equal product.
 
     Raises:
-        UsageError: If a size is none, two have one aspect ratio, or an option is unknown.
+        UsageError: If a size is invalid, two have the same aspect ratio, or an option is unknown.
     """
 
     sizes: Any
@@ -90,12 +90,12 @@ class Buckets(OrderSampler):
     flip: float = 0.0
     """Probability of a horizontal flip."""
     leftovers: str = "drop"
-    """Each bucket has only full batches in an epoch. ``drop`` leaves out the rest, which is drawn
-    again in each epoch. With ``carry``, the rest comes first in the next epoch, so that all images
-    of a bucket come equally often."""
+    """In an epoch, each bucket has only full batches. ``drop`` leaves out the rest, which is drawn
+    again in each epoch. With ``carry``, the rest comes first in the next epoch, so all images of a
+    bucket are read equally often."""
     weights: Any = None
     """A number for each row, as for `Weighted`. Rows are drawn with replacement, and the number of
-    batches of a bucket is in proportion to its weights."""
+    batches of a bucket is proportional to its weights."""
     filter: Filter = "bilinear"
     """``bilinear`` or ``bicubic``, both antialiased."""
     oversample: float = 1.0

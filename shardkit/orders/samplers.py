@@ -16,12 +16,12 @@ from shardkit.torch.data.order_options import OrderSampler
 
 
 class Weighted(OrderSampler):
-    """Draw rows with replacement, with probabilities in proportion to ``weights``.
+    """Draw rows with replacement, with probabilities proportional to ``weights``.
 
     An epoch has as many samples as the dataset, unless ``samples_per_epoch`` is set.
 
     Raises:
-        UsageError: If ``weights`` are not finite numbers from 0 on, or all are 0.
+        UsageError: If ``weights`` are not finite numbers of at least 0, or all are 0.
     """
 
     def __init__(self, weights: Any) -> None:
@@ -36,7 +36,7 @@ class Weighted(OrderSampler):
         """Return the order of a dataset's rows.
 
         Raises:
-            UsageError: If the number of weights is not that of rows.
+            UsageError: If there is not one weight for each row.
         """
         if len(self._cumulative) != len(dataset):
             raise UsageError(
@@ -49,8 +49,9 @@ class Weighted(OrderSampler):
 class Balanced(OrderSampler):
     """Read all classes equally often.
 
-    Each run of as many samples as there are classes holds every class once, in random order. Within
-    a class, every sample comes once before any comes again. Classes without samples are left out.
+    In a dataset of N classes, each run of N samples contains every class once, in random order.
+    Within a class, every sample comes once before any comes again. Classes without samples are left
+    out.
 
     An epoch has as many samples as the dataset, unless ``samples_per_epoch`` is set.
     """
@@ -78,8 +79,8 @@ class Balanced(OrderSampler):
 class Mixture(OrderSampler):
     """Read several datasets in given proportions.
 
-    Each run of 10,000 samples has the exact share of each dataset, in random order. Within a
-    dataset, every sample comes once before any comes again.
+    Each run of 10,000 samples contains the exact fraction of each dataset, in random order. Within
+    a dataset, every sample comes once before any comes again.
 
     Read `dataset`, or another ``ConcatDataset`` of the same datasets::
 
@@ -89,7 +90,7 @@ class Mixture(OrderSampler):
     An epoch has as many samples as all datasets together, unless ``samples_per_epoch`` is set.
 
     Raises:
-        UsageError: If weights are not finite numbers from 0 on, all are 0, or one is too small.
+        UsageError: If weights are not finite numbers of at least 0, all are 0, or one is too small.
     """
 
     def __init__(self, weights: Mapping[Any, float] | Iterable[tuple[Any, float]]) -> None:

@@ -33,18 +33,18 @@ _KINDS = ("number", "text", "label")
 
 @dataclass(frozen=True)
 class Windows(RowWindows):
-    """Which neighboring rows a sample holds, field by field.
+    """Selects the neighboring rows that a sample contains, field by field.
 
     ``Windows(by="episode", order="frame", fields={"image": (-2, -1, 0), "action": range(16)})``
     gives each sample three images, of shape (3, C, H, W), and 16 actions. Samples are dicts;
     ``image_is_pad`` and ``action_is_pad``, bool of shape (3,) and (16,), are True where the episode
-    has no such frame. There the window repeats the first or last frame of the episode.
+    has no such frame, so the window repeats the first or last frame of the episode.
 
-    Frames are counted in their order: gaps do not count. Rows of an episode need not be adjacent. A
-    selection of rows (``dataset.select``) selects samples, whose windows still reach all rows.
+    Frames are counted in order, ignoring gaps. Rows of an episode need not be adjacent. A selection
+    of rows (``dataset.select``) selects samples, whose windows still reach all rows.
 
     Raises:
-        UsageError: If fields or offsets are none.
+        UsageError: If fields or offsets are invalid.
     """
 
     by: str
@@ -55,8 +55,8 @@ class Windows(RowWindows):
     """Offsets of the frames of each field, from the sample's own frame."""
     _: KW_ONLY
     strict: bool = False
-    """Whether a gap in ``order``, which then holds integers, ends a window as an episode's end
-    does."""
+    """Whether a gap in ``order``, which must then contain integers, ends a window like the end of
+    an episode."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.fields, Mapping) or not self.fields:
@@ -91,7 +91,7 @@ class Windows(RowWindows):
         return fields
 
     def layout(self, fields: Layout) -> Layout:
-        """Return the fields of samples, given those that are read."""
+        """Return the fields of samples, given the fields that are read."""
         masks = tuple(f"{name}_is_pad" for name in self.fields)
         return Layout((*fields.names, *masks), as_dict=True, listed=fields.listed)
 

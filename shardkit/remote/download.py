@@ -27,14 +27,15 @@ def download(
     *,
     on_progress: Report | None = None,
 ) -> Path:
-    """Copy the files that a URL names to a local folder, for a source of files, such as tars.
+    """Copy the files of a URL to a local folder, for a source of files, such as tar archives.
 
-    Files whose copy has the size, modification time and ETag of the original are not fetched again.
-    So repeat an interrupted call to resume it. Any number of processes may share the folder.
+    Files whose copy has the size, modification time and ETag of the original are not fetched again,
+    so you can repeat an interrupted call to resume it. Any number of processes may share the
+    folder.
 
     Args:
         url: ``s3://BUCKET/x-{000..999}.tar``, ``gs://``, ``az://`` or ``https://``. The last part
-            may contain ``*`` or ``[...]``, unless it is that of a web server.
+            may contain ``*`` or ``[...]``, except on a web server.
         folder: The copy of ``s3://BUCKET/PATH`` is ``FOLDER/s3/BUCKET/PATH``. Nothing is removed.
         on_progress: Called with the files and bytes fetched since the last call.
 
@@ -42,8 +43,8 @@ def download(
         The path or pattern that names the copies, for `convert`, `verify` and `repair`.
 
     Raises:
-        UsageError: If a file does not exist, access is denied, or the folder holds files that match
-            ``*`` but are not in the store.
+        UsageError: If a file does not exist, access is denied, or the folder contains files that
+            match ``*`` but are not in the store.
         ShardkitError: If the store cannot be read, or the folder cannot be written.
     """
     pattern = as_url(url)

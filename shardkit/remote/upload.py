@@ -62,20 +62,20 @@ def upload(
 ) -> bool:
     """Upload a dataset, or a folder of splits, to an object store.
 
-    Repeat an interrupted call to resume it. Of several uploads of different datasets to one URL,
-    exactly one succeeds; readers see a dataset only once it is complete.
+    Repeat an interrupted call to resume it. If several datasets are uploaded to one URL at once,
+    exactly one upload succeeds. Readers see a dataset only once it is complete.
 
     Args:
         directory: The dataset. Each file is compared with its SHA-256 before it is sent.
-        url: ``s3://BUCKET/PATH``, ``gs://`` or ``az://``, where no dataset is yet.
+        url: ``s3://BUCKET/PATH``, ``gs://`` or ``az://``, without a dataset yet.
         on_progress: Called with the records and bytes uploaded since the last call.
 
     Returns:
-        Whether anything was uploaded; False if the URL held this dataset already.
+        Whether anything was uploaded; False if the URL already contained this dataset.
 
     Raises:
-        UsageError: If there is no dataset, or the URL holds another one, or one whose upload is
-            unfinished; or if access is denied.
+        UsageError: If there is no dataset, the URL contains another one or one whose upload is
+            unfinished, or access is denied.
         CorruptDataset: If a file differs from the manifest.
         ShardkitError: If the store cannot be used.
     """

@@ -31,21 +31,21 @@ def describe(directory: str | Path, buckets: str | None = None) -> dict[str, dic
     """Describe the dataset in ``directory``, or each of its splits.
 
     Args:
-        directory: The dataset, or its URL, of which only manifests and indexes are fetched.
+        directory: The dataset or its URL. Only manifests and indexes are fetched.
         buckets: Sizes of `shardkit.Buckets`: ``512x512,448x576`` (height and width), or ``512`` for
             ``Buckets.by_area(512 * 512)``.
 
     Returns:
         By split name ("" without splits), the manifest as JSON values without its lists of files,
         plus ``digest``, ``bytes`` and number of all ``shards``, and ``images``: the smallest,
-        median and largest width, height and stored size in bytes of the primary images. Of an
-        attached dataset, also the ``folder`` of the archives. With ``buckets``, also these: for
-        each its ``size``, the number of ``images``, and the fraction of their pixels that is
+        median and largest width, height and stored size in bytes of the primary images. For an
+        attached dataset, also the ``folder`` of the archives. With ``buckets``, also the ``size``
+        of each bucket, its number of ``images``, and the fraction of their pixels that is
         ``cropped``.
 
     Raises:
-        NotPublished: If there is no dataset, but a plan for jobs.
-        UsageError: If there is neither.
+        NotPublished: If there is only a plan for jobs.
+        UsageError: If there is neither a dataset nor a plan.
         CorruptDataset: If its manifest or index is damaged, or the recipe or source is invalid.
         ShardkitError: If an object store cannot be read.
     """

@@ -264,15 +264,16 @@ def report(
 ) -> DatasetReport:
     """Examine the images of datasets: statistics and findings.
 
-    Facts of each image are stored as ``facts.npy`` in each dataset's directory, so the next report
-    reads few images. They are not part of the dataset. The report does not depend on ``workers``.
+    Facts about each image are stored as ``facts.npy`` in each dataset's directory, so the next
+    report reads few images. They are not part of the dataset. The report does not depend on
+    ``workers``.
 
     Args:
         directories: Datasets, or directories of splits, which are compared with each other.
         distance: Maximum number of different bits, 0 to 16, in the 64-bit hashes of pictures that
             count as similar.
-        embedding: Name of a field with embeddings, to find wrong labels, near duplicates and
-            outliers by them.
+        embedding: Name of a field with embeddings, which help find wrong labels, near duplicates
+            and outliers.
         workers: Number of processes.
         on_progress: Called with the progress since the last call.
 

@@ -38,18 +38,18 @@ _ROUNDS = 8
 class BlockShuffle:
     """Shuffle blocks of rows, for disks with slow random access and data larger than memory.
 
-    Blocks of neighboring rows are taken in random order, and the rows of as many blocks as fill the
+    Blocks of neighboring rows are read in random order, and the rows of all blocks that fit the
     buffer are mixed. The buffer holds row numbers; the page cache holds their bytes.
 
     Raises:
-        UsageError: If a number is below 1, or a block does not fit into the buffer.
+        UsageError: If a number is below 1, or a block does not fit in the buffer.
     """
 
     rows: int = 16
-    """Neighboring rows in a block, which are read sequentially."""
+    """Number of neighboring rows in a block, which are read sequentially."""
     buffer: int = 16384
-    """Rows to mix. The default makes batches of 64 as varied as full shuffling does, even if
-    neighbors are similar, and corresponds to 500 MB of 30-KB images."""
+    """Number of rows to mix. With the default, batches of 64 are as varied as with full shuffling,
+    even if neighbors are similar; it corresponds to 500 MB of 30 KB images."""
 
     def __post_init__(self) -> None:
         for name, value in (("rows", self.rows), ("buffer", self.buffer)):

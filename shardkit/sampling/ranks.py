@@ -26,8 +26,9 @@ class Rank:
     """
 
     rank: int | None = None
-    """Rank of this process, from 0 to ``world_size - 1``. None uses that of ``torch.distributed``
-    or, if that is not initialized, ``RANK`` and ``WORLD_SIZE``; without either it is 0 of 1."""
+    """Rank of this process, from 0 to ``world_size - 1``. None uses the rank from
+    ``torch.distributed`` or, if that is not initialized, ``RANK`` and ``WORLD_SIZE``. Without
+    either, it is rank 0 of 1."""
     world_size: int | None = None
     """Number of ranks; required with ``rank``."""
     remainder: Remainder = "drop"
@@ -60,7 +61,7 @@ class Rank:
             )
 
     def resolved(self, group: tuple[int, int] | None) -> ResolvedRank:
-        """Return this with a known rank.
+        """Return these options with a known rank.
 
         Args:
             group: Rank and world size of the running process group, or None without one.

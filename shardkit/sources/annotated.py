@@ -44,10 +44,10 @@ class AnnotatedOptions(NamedOptions):
 
     annotated: str | None = option(
         None,
-        help="Pixels that annotations and masks refer to, where EXIF has an orientation: as stored "
-        "in the file, or upright.",
+        help="Pixels that annotations and masks refer to if an image has an EXIF orientation: as "
+        "stored in the file, or upright.",
         metavar="stored|upright",
-        shown="what stated sizes show",
+        shown="inferred from the declared sizes",
     )
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ class CifarOptions(SplitOptions):
     """The options of this source."""
 
     label: str | None = option(
-        None, help="Labels of CIFAR-100.", metavar="fine|coarse", shown="fine"
+        None, help="CIFAR-100 labels to store.", metavar="fine|coarse", shown="fine"
     )
 
 
@@ -182,7 +182,7 @@ SOURCE = SourceKind(
     help="""Convert CIFAR-10 or CIFAR-100 to a dataset in DST.
 
     SRC is the folder of the binary version: cifar-10-batches-bin or cifar-100-binary. Images become
-    PNG files, which are lossless; --resize 32x32 --encode raw stores plain pixels.
+    PNG files, which are lossless, unless you use --resize 32x32 --encode raw.
 
     \b
     Examples:

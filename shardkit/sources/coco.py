@@ -443,11 +443,11 @@ SOURCE = SourceKind(
     help="""Convert the images of the COCO file SRC, with their annotations, to a dataset in DST.
     If SRC is a folder, the file of each split is read.
 
-    Boxes become left, top, right and bottom, with the position of their category, sorted by ID.
-    Keypoints are kept. So are all entries of an image, as JSON, with its segmentation or captions.
-    File names are relative to --root and must stay below it. Boxes refer to the stored pixels,
-    as in COCO; --orient turns both. For verify and repair, give a root folder elsewhere as
-    SRC@ROOT.
+    Boxes become left, top, right and bottom, plus the position of their category, sorted by ID.
+    Keypoints are kept, and so are all annotations of an image, as JSON, including segmentations and
+    captions. File names are relative to --root and must stay below it. Boxes refer to the stored
+    pixels, as in COCO; --orient rotates both. For verify and repair, write SRC@ROOT if the root
+    folder is elsewhere.
 
     \b
     Examples:

@@ -68,7 +68,7 @@ class Cells:
     """
 
     place: int = 0
-    """Offset or number of the row, for `ColumnSource.row`."""
+    """Offset or row number, for `ColumnSource.row`."""
     suffix: str = ""
     """Suffix of the image's name."""
     values: str = ""

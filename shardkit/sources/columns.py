@@ -187,19 +187,20 @@ class ColumnOptions(SourceOptions):
         help="Column of labels, integers or text; none: no labels.",
         metavar="NAME",
         stored="label_field",
-        shown="label, or the only integers",
+        shown="label, or the only integer column",
     )
     keep: str | None = option(
         None,
-        help="More columns to keep, such as weight,caption=info:/caption:text; none: no column.",
+        help="Additional columns to keep, such as weight,caption=info:/caption:text; none: no "
+        "columns.",
         metavar="[NAME=]COLUMN[:KIND],...",
         shown="all",
     )
     name: str | None = option(
         None,
-        help="Column with the image's name.",
+        help="Column with image names.",
         metavar="NAME",
-        shown="file and number of the row",
+        shown="file name and row number",
         stored="image_name",
     )
     classes: str | None = classes_option()

@@ -276,8 +276,8 @@ SOURCE = SourceKind(
     title="Convert FFCV files (.beton).",
     help="""Convert an FFCV file to a dataset in DST.
 
-    SRC is a .beton file of version 2, as FFCV 1.0 writes it; FFCV is not needed. JPEGs keep their
-    bytes. Raw pixels become PNG files; --encode raw stores plain pixels. Numbers, JSON, bytes and
+    SRC is a .beton file of version 2, as written by FFCV 1.0. FFCV itself is not needed. JPEGs keep
+    their bytes. Raw pixels become PNG files unless you use --encode raw. Numbers, JSON, bytes and
     arrays become fields. Files with custom fields are refused.
 
     \b

@@ -371,12 +371,12 @@ SOURCE = SourceKind(
     title="Convert HDF5 files from other programs.",
     help="""Convert a dataset of images in HDF5 files to a dataset in DST.
 
-    SRC is a file, a folder of .h5, .hdf5 or .mat files (MATLAB 7.3), or quoted names with
-    {000..999}, * or ?. The images are arrays (uint8, which become PNG files), or bytes of
-    encoded images. h5py reads them, in a separate process, so that a damaged file cannot crash the
-    conversion. Links to other files are not followed. x_train, y_train, x_test and y_test in one
-    file become splits. If each image is a dataset of its own, its group is the class; --image
-    '*/image' --label '*/label' names the datasets of images and labels.
+    SRC is a file, a folder of .h5, .hdf5 or .mat files (MATLAB 7.3), or a quoted pattern with
+    {000..999}, * or ?. Images are uint8 arrays, which become PNG files, or bytes of encoded images.
+    h5py reads them in a separate process, so a damaged file cannot crash the conversion. Links to
+    other files are not followed. x_train, y_train, x_test and y_test in one file become splits. If
+    each image is a separate dataset, its group is the class; --image '*/image' --label '*/label'
+    selects the datasets of images and labels.
 
     \b
     Examples:
@@ -390,8 +390,8 @@ SOURCE = SourceKind(
         title="HDF5 files with a dataset of images.",
         help="""Index the images in HDF5 files where they are, as a dataset in INDEX_DIR.
 
-        ARCHIVES is a file, a folder of them, or quoted names with {000..999}, * or ?. Images are
-        encoded, or arrays of height x width x 3 in uint8, in a dataset without compression.
+        ARCHIVES is a file, a folder of them, or a quoted pattern with {000..999}, * or ?. Images
+        are encoded bytes, or uint8 arrays of height x width x 3, in a dataset without compression.
 
         \b
         Example:

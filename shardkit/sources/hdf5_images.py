@@ -51,20 +51,20 @@ class Hdf5Options(ColumnOptions):
 
     image: str | None = _option(
         "image",
-        help="Dataset of images; with *, datasets that are one image each.",
-        shown="the only candidate, or one of a usual name",
+        help="Dataset of images; with *, datasets of one image each.",
+        shown="the only candidate, or one with a common name",
     )
     label: str | None = _option(
         "label",
-        help="Dataset of labels: integers, texts, or rows in which one value is 1; none: no "
-        "labels. FILE:DATASET is in another file of the same folder. With *, datasets of one label "
-        "each, or folder for the group.",
-        shown="one of a usual name, such as y",
+        help="Dataset of labels: integers, strings, or one-hot rows; none: no labels. "
+        "FILE:DATASET is in another file of the same folder. With *, datasets of one label each; "
+        "folder uses the group name.",
+        shown="one with a common name, such as y",
     )
     keep: str | None = same_option(
         ColumnOptions,
         "keep",
-        help="More datasets to keep, such as age,mask=masks:mask,boxes=train/boxes:boxes. "
+        help="Additional datasets to keep, such as age,mask=masks:mask,boxes=train/boxes:boxes. "
         "A field with ? may be missing.",
         metavar="[NAME=]DATASET[:KIND][?],...",
         shown="none",

@@ -52,8 +52,8 @@ class HuggingFaceOptions(ColumnOptions):
     name: str | None = same_option(
         ColumnOptions,
         "name",
-        help="Column with the image's name; the column of images means its path.",
-        shown="number of the row",
+        help="Column with image names. If it is the image column, image paths are the names.",
+        shown="row number",
     )
     label: str | None = same_option(
         ColumnOptions, "label", shown="the only one with class names, or label"
@@ -238,10 +238,10 @@ SOURCE = SourceKind(
     title="Convert Hugging Face datasets: saved folders or Parquet.",
     help="""Convert the images of a Hugging Face dataset to a dataset in DST.
 
-    SRC is a folder from save_to_disk, or Parquet files with a column of images {bytes, path}: one
-    file, a folder, or quoted names with {000..999}, * or ?. Files called train-00000-of-00001 and
-    test-... are splits. Class names come from the files' metadata. Needs pyarrow, which runs in a
-    separate process, so that a damaged file cannot crash the conversion.
+    SRC is a folder written by save_to_disk, or Parquet files with an image column {bytes, path}:
+    one file, a folder, or a quoted pattern with {000..999}, * or ?. Files named
+    train-00000-of-00001 and test-... become splits. Class names come from the files' metadata. This
+    needs pyarrow, which runs in a separate process, so a damaged file cannot crash the conversion.
 
     \b
     Examples:

@@ -86,7 +86,8 @@ class FolderOptions(SourceOptions):
 
     class_order: str = option(
         "plain",
-        help="Label order: as in torchvision, natural sort, or FILE (one class per line).",
+        help="Label order. plain: as in torchvision. natural: numbers by value. FILE: one class "
+        "per line, in this order.",
         metavar="plain|natural|FILE",
         stored="",
     )
@@ -98,7 +99,7 @@ class FolderOptions(SourceOptions):
     )
     classes: bool = option(
         False,
-        help="Use the folders as classes, even if another kind of source recognizes them.",
+        help="Use the folders as classes, even if they look like another kind of source.",
         stored="",
     )
 
@@ -487,9 +488,9 @@ SOURCE = SourceKind(
     title="Convert a folder of images, one folder for each class.",
     help="""Convert the images in SRC to a dataset in DST.
 
-    SRC has one folder for each class, or images alone, or folders train, val, test of either, which
-    become one dataset each. Rerun the same command to resume an interrupted conversion. Readers see
-    the dataset only once it is complete.
+    SRC contains one folder per class, or only images, or train, val and test folders of either,
+    which become one dataset each. Rerun the same command to resume an interrupted conversion.
+    Readers see the dataset only once it is complete.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ from shardkit.system.files import as_text, read_small
 from shardkit.system.text import amount, quoted
 
 CLASSES_HELP = (
-    "Class names, one per line: of label 0, 1, ..., or in the order of labels; or a folder with "
+    "File with one class name per line, for labels 0, 1, ... or in label order; or a folder of "
     "class folders."
 )
 

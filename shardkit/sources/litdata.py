@@ -140,13 +140,13 @@ def _array(torch: bool, data: bytes) -> npt.NDArray[Any]:
 SOURCE = SourceKind(
     name=LitData.kind,
     title="Convert LitData chunks.",
-    help="""Convert a folder that LitData optimized to a dataset in DST.
+    help="""Convert a folder of LitData chunks to a dataset in DST.
 
-    SRC has index.json, or contains a folder with one for each split. LitData is not needed. JPEG
-    and other files keep their bytes; pixels (pil) become PNG files. Numbers, text, JSON, bytes,
-    arrays and tensors become fields. Columns of nested samples are named as in meta.caption, those
-    of tuples 0, 1, and so on. Pickles, encryption and custom serializers are refused. Compressed
-    chunks need `pip install 'shardkit[compressed]'`.
+    SRC contains index.json, or a folder with one for each split. LitData is not needed. JPEG and
+    other files keep their bytes; pixels (pil) become PNG files. Numbers, text, JSON, bytes, arrays
+    and tensors become fields. Columns of nested samples have names such as meta.caption, and
+    columns of tuples are named 0, 1, and so on. Pickles, encryption and custom serializers are
+    refused. Compressed chunks need `pip install 'shardkit[compressed]'`.
 
     \b
     Examples:
@@ -158,8 +158,8 @@ SOURCE = SourceKind(
         title="A folder of LitData chunks.",
         help="""Index the images in LitData's chunks where they are, as a dataset in INDEX_DIR.
 
-        ARCHIVES is a folder with index.json. Its chunks must not be compressed, and its images
-        must be files, not pixels (pil).
+        ARCHIVES is a folder with index.json. Its chunks must not be compressed, and its images must
+        be encoded files, not pixels (pil).
 
         \b
         Example:

@@ -52,8 +52,9 @@ class LmdbOptions(SourceOptions):
 
     layout: str | None = option(
         None,
-        help="image-000000001 and label-000000001; the names in meta_info.txt; every key; "
-        "or a function that returns image and label for a key and a value.",
+        help="Keys of the images. ocr: image-000000001 and label-000000001. basicsr: the names "
+        "in meta_info.txt. images: every key. MODULE:FUNCTION: returns image and label for a key "
+        "and a value.",
         metavar="ocr|basicsr|images|MODULE:FUNCTION",
         shown="inferred",
         store=lambda layout: _FUNCTION if ":" in layout else layout,
@@ -310,9 +311,9 @@ SOURCE = SourceKind(
     title="Convert LMDB environments from other programs.",
     help="""Convert the images in an LMDB environment to a dataset in DST.
 
-    SRC is the folder of data.mdb, or the file. The library lmdb reads it, in a separate process, so
-    that a damaged file cannot crash the conversion. The layout ocr stores each label in the
-    field text.
+    SRC is the folder of data.mdb, or the file. The lmdb library reads it in a separate process, so
+    a damaged file cannot crash the conversion. The ocr layout stores each label in the `text`
+    field.
 
     \b
     Examples:

@@ -144,9 +144,9 @@ SOURCE = SourceKind(
     title="Convert shards of MosaicML Streaming (MDS).",
     help="""Convert a folder of MDS shards to a dataset in DST.
 
-    SRC has index.json, or contains a folder with one for each split. Streaming is not needed. JPEG
-    and PNG files keep their bytes; pixels (pil) become PNG files. Numbers, text, JSON, bytes and
-    arrays become fields. Shards compressed with zstd, brotli or snappy need `pip install
+    SRC contains index.json, or a folder with one for each split. Streaming is not needed. JPEG and
+    PNG files keep their bytes; pixels (pil) become PNG files. Numbers, text, JSON, bytes and arrays
+    become fields. Shards compressed with zstd, brotli or snappy need `pip install
     'shardkit[compressed]'`. Pickles are refused.
 
     \b
@@ -159,8 +159,8 @@ SOURCE = SourceKind(
         title="A folder of MDS shards.",
         help="""Index the images in MDS shards where they are, as a dataset in INDEX_DIR.
 
-        ARCHIVES is a folder with index.json. Its shards must not be compressed, and its images
-        must be files, not pixels (pil).
+        ARCHIVES is a folder with index.json. Its shards must not be compressed, and its images must
+        be encoded files, not pixels (pil).
 
         \b
         Example:

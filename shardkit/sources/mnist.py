@@ -44,7 +44,7 @@ class MnistOptions(SplitOptions):
 
     classes: str | None = option(
         None,
-        help="Class names, one per line: of label 0, 1, ...",
+        help="File with one class name per line, for labels 0, 1, ...",
         metavar="FILE",
         shown="numbers",
         stored="class_names",
@@ -184,11 +184,11 @@ def _labels(view: OpenedFile, images: int) -> bytes:
 SOURCE = SourceKind(
     name=Mnist.kind,
     title="Convert MNIST or Fashion-MNIST (IDX files).",
-    help="""Convert MNIST, or data with the same files, to a dataset in DST.
+    help="""Convert MNIST, or other data in its format, to a dataset in DST.
 
-    SRC is the folder of train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte
-    and t10k-labels-idx1-ubyte, each optionally with the suffix .gz. Images become grayscale
-    PNG files.
+    SRC is the folder with train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte
+    and t10k-labels-idx1-ubyte, each optionally with the suffix .gz. Images become grayscale PNG
+    files.
 
     \b
     Examples:

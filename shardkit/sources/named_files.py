@@ -51,8 +51,8 @@ class NamedOptions(SourceOptions):
 
     follow_links: bool = option(
         False,
-        help="Read files also where links lead out of the folder, such as those in a cache of the "
-        "Hub.",
+        help="Also follow links that lead out of the folder, such as those in a Hugging Face Hub "
+        "cache.",
     )
     place: str | None = recorded("root")
     """The folder of the images, relative to that of the list; None for that folder itself."""

@@ -247,16 +247,16 @@ def _open(path: str | Path, options: NpyOptions) -> Source:
 SOURCE = SourceKind(
     name=Npy.kind,
     title="Convert images or arrays in .npy or .npz files.",
-    help="""Convert images in NumPy's files to a dataset in DST.
+    help="""Convert images in NumPy files to a dataset in DST.
 
     SRC is an .npz file or a folder with images.npy and labels.npy (or train_images, train_labels,
     ..., or x_train, y_train, ..., which become splits), or a folder of class folders with one .npy
-    file for each image. Images are uint8, height x width with 1, 3 or 4 channels, first or last.
-    They become PNG files; --resize HxW --encode raw stores plain pixels. Nothing is unpickled.
+    file per image. Images are uint8, height x width with 1, 3 or 4 channels, first or last. They
+    become PNG files unless you use --resize HxW --encode raw. Nothing is unpickled.
 
-    With --arrays, values of any numeric type are stored unchanged, as fields: SRC is a folder, of
-    class folders perhaps, with one .npy or .npz file for each sample, or one such file with a
-    sample in each row. Folders train, val and test become splits.
+    With --arrays, values of any numeric type are stored unchanged, as fields. SRC is then a folder,
+    or a folder of class folders, with one .npy or .npz file per sample; or one such file with one
+    sample per row. Folders named train, val and test become splits.
 
     \b
     Examples:

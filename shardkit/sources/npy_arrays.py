@@ -72,16 +72,16 @@ class NpyOptions(SourceOptions):
     )
     labels: str | None = option(
         None,
-        help=f"Array of labels, integers or texts; none: no labels. With {setting('arrays')} "
+        help=f"Array of labels, integers or strings; none: no labels. With {setting('arrays')} "
         "and a folder: a table in SRC (CSV, TSV, JSONL or Parquet) with the columns file_name "
         "and label.",
         metavar="NAME|FILE",
-        shown="labels, if there are any",
+        shown="labels, if it exists",
         stored="label_array",
     )
     classes: str | None = classes_option()
     arrays: bool | None = option(
-        None, help="Store arrays unchanged, as fields.", shown="they are images"
+        None, help="Store arrays unchanged, as fields.", shown="treat them as images"
     )
 
 

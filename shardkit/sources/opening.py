@@ -40,14 +40,14 @@ class SampleOptions(SourceOptions):
 
     schema: Mapping[str, Field | str] | None = option(
         None,
-        help="Fields of samples by name, each a `shardkit.Field` or a kind; others follow from the "
-        "first sample.",
+        help="Fields of samples by name, each a `shardkit.Field` or a kind; others are inferred "
+        "from the first sample.",
         is_keyword_only=True,
         stored="",
     )
     fields: Sequence[str] | None = option(
         None,
-        help="Names of the values of samples that are tuples; image and label for two of them.",
+        help="Names of the values in tuple samples; image and label for tuples of two values.",
         is_keyword_only=True,
         store=list,
     )
@@ -63,13 +63,13 @@ class DivisionOptions:
     HEADING: ClassVar[str] = "Division"
 
     val: float = option(
-        0.0, help="Fraction of images for the split val, such as 0.1.", metavar="FRACTION"
+        0.0, help="Fraction of images for the val split, such as 0.1.", metavar="FRACTION"
     )
-    test: float = option(0.0, help="Fraction of images for the split test.", metavar="FRACTION")
-    stratify: bool = option(False, help="Divide each class separately, in exact fractions.")
+    test: float = option(0.0, help="Fraction of images for the test split.", metavar="FRACTION")
+    stratify: bool = option(False, help="Split each class separately, with exact fractions.")
     group: str | None = option(
         None,
-        help="Keep images of one folder, or with one value in a column, in one split.",
+        help="Keep images of the same folder, or with the same value in COLUMN, in one split.",
         metavar="folder|COLUMN",
     )
 
@@ -82,8 +82,9 @@ class Exclusion:
 
     exclude: str | Path | Sequence[str | Path] = option(
         (),
-        help="Leave out the images whose keys or paths FILE lists, one per line, such as the lists "
-        "of `shardkit report --exclude`; for a dataset, also row numbers. Repeatable.",
+        help="Leave out images whose keys or paths are listed in FILE, one per line, such as the "
+        "lists from `shardkit report --exclude`. For a dataset, FILE may also list row numbers. "
+        "Repeatable.",
         metavar="[SPLIT=]FILE",
         is_repeated=True,
     )

@@ -57,14 +57,14 @@ class PairsOptions(AnnotatedOptions):
     )
     pattern: str | None = option(
         None,
-        help="Name of a mask, without suffix, where {} is that of its image: {}_mask. IMAGE:MASK "
-        "also gives the ending of image names: {}_leftImg8bit:{}_gtFine_labelIds.",
+        help="Mask name without its suffix, where {} is the image name: {}_mask. IMAGE:MASK also "
+        "sets the ending of image names: {}_leftImg8bit:{}_gtFine_labelIds.",
         metavar="MASK",
         shown="inferred",
     )
     mask_suffix: str | None = option(
         None,
-        help="Ending of the names of masks that are next to their images, such as _mask or "
+        help="Ending of mask names, if masks are next to their images, such as _mask or "
         "mask=_mask,second=_mask_1?. A mask with ? may be missing. Folders are classes.",
         metavar="[NAME=]SUFFIX[:KIND][?],...",
     )
@@ -456,11 +456,11 @@ SOURCE = SourceKind(
     title="Convert images with masks in a sibling folder.",
     help="""Convert the images of the folder SRC, with their masks, to a dataset in DST.
 
-    SRC has a folder of images and one or more folders of masks. Folders train, val and test may
-    contain these, or be in each of them. Masks have the names of their images, perhaps with a
-    common addition, such as 1_mask. Images without a mask are bad, and masks without an image are
-    listed. For Pascal VOC, ImageSets/Segmentation lists the images of each split. Masks may also be
-    next to their images (--mask-suffix); folders are then classes.
+    SRC contains a folder of images and one or more folders of masks. They may be inside folders
+    named train, val and test, or contain such folders. Each mask has the name of its image,
+    optionally with a common prefix or suffix, as in 1_mask. Images without a mask count as bad, and
+    masks without an image are listed. For Pascal VOC, ImageSets/Segmentation lists the images of
+    each split. Masks may also be next to their images (--mask-suffix); folders are then classes.
 
     \b
     Examples:

@@ -52,7 +52,7 @@ FIRST = "first"
 
 
 class Sample:
-    """A sample with a key of its own: ``Sample(key="cat/7", image=..., label=...)``."""
+    """A sample with its own key: ``Sample(key="cat/7", image=..., label=...)``."""
 
     def __init__(self, key: str | None = None, **fields: Any) -> None:
         if key is not None and not isinstance(key, str):

@@ -108,37 +108,35 @@ class TableOptions(NamedOptions):
     image: str | None = option(None, help="Column of images.", metavar="COL", shown="file_name")
     label: str | None = option(
         None,
-        help="Column of the label, an integer or text, or a column for each class, such as "
-        "cat,dog, of which one is 1 in each row; none: no label.",
+        help="Label column with integers or text, or one column per class, such as cat,dog, "
+        "exactly one of which is 1 in each row; none: no label.",
         metavar="COL",
-        shown="label, or the only one of such a name",
+        shown="label, or the only column with a common label name",
     )
     labels: str | None = option(
         None,
-        help="Column of any number of labels: a list, or text such as a|b; or a column of 0 and 1 "
-        "for each class.",
+        help="Column with any number of labels per row: a list, or text such as a|b; or one "
+        "column of 0 and 1 per class.",
         metavar="COL",
     )
     separator: str = option("|", help="Text between labels.", metavar="TEXT")
     boxes: str | None = option(
         None,
-        help="Column of lists of boxes: left, top, then right, bottom or width, height. A "
+        help="Column with lists of boxes: left, top, then right, bottom or width, height. A "
         "fifth value is the label.",
         metavar="COL:xyxy|xywh",
     )
-    box_labels: str | None = option(
-        None, help="Column of lists of the labels of boxes.", metavar="COL"
-    )
+    box_labels: str | None = option(None, help="Column with lists of box labels.", metavar="COL")
     file: str | None = option(
         None,
-        help="Columns with the names of more files, such as mask=mask_path. A file with ? may be "
-        "missing.",
+        help="Columns with the names of additional files, such as mask=mask_path. A file with ? "
+        "may be missing.",
         metavar="NAME=COL[:KIND][?],...",
     )
     keep: str | None = option(
         None,
-        help="More columns to keep, such as caption,age:int64,city=info:/city:text. Kinds are "
-        f"inferred, and shown by {setting('dry_run')}.",
+        help="Additional columns to keep, such as caption,age:int64,city=info:/city:text. Kinds "
+        f"are inferred, and shown by {setting('dry_run')}.",
         metavar="[NAME=]COL[:KIND][?],...",
     )
     classes: str | None = classes_option()
@@ -652,16 +650,16 @@ def _word(field: Field) -> str:
 
 SOURCE = SourceKind(
     name=Table.kind,
-    title="Convert image files that a CSV, TSV, JSONL or Parquet table lists.",
+    title="Convert image files listed in a CSV, TSV, JSONL or Parquet table.",
     help="""Convert the images that the table SRC lists to a dataset in DST.
 
-    SRC is a .csv, .tsv, .jsonl or .parquet file, or a folder of them; or a .txt file of that kind,
-    or a .json file with a list of objects. SRC and --root may lead into a zip archive:
+    SRC is a .csv, .tsv, .jsonl or .parquet file, or a folder of them; or a .txt file in such a
+    format, or a .json file with a list of objects. SRC and --root may lead into a zip archive:
     photos.zip/train.csv. File names are relative to --root and must stay below it. Hugging Face's
     metadata files need no options: file_name is the image, and columns such as mask_file_name are
     files, too. Missing files, repeated rows and rows that cannot be read are reported, and so are
-    files below --root that the table does not list. For verify and repair, give a root folder
-    elsewhere as SRC@ROOT.
+    files below --root that the table does not list. For verify and repair, write SRC@ROOT if the
+    root folder is elsewhere.
 
     \b
     Examples:

@@ -45,7 +45,7 @@ class TFRecordOptions(ColumnOptions):
     """The options of this source."""
 
     label: str | None = same_option(
-        ColumnOptions, "label", shown="the one of a usual name, such as image/class/label"
+        ColumnOptions, "label", shown="the one with a common name, such as image/class/label"
     )
     label_offset: int = option(
         0,
@@ -212,11 +212,11 @@ def _numbers(feature: Feature, read: Read) -> list[Any]:
 
 SOURCE = SourceKind(
     name=TFRecord.kind,
-    title="Convert TFRecord files of tf.train.Example.",
+    title="Convert TFRecord files of tf.train.Example records.",
     help="""Convert the images in TFRecord files to a dataset in DST.
 
-    SRC is a file, a folder of .tfrecord files, or quoted names with {00000..01023}, * or ?. Each
-    record must be a tf.train.Example. Its checksums are compared. Files that end in .gz are
+    SRC is a file, a folder of .tfrecord files, or a quoted pattern with {00000..01023}, * or ?.
+    Each record must be a tf.train.Example. Its checksums are verified. Files that end in .gz are
     unpacked to a temporary file, once in each process.
 
     \b

@@ -272,11 +272,12 @@ SOURCE = SourceKind(
     title="Convert Pascal VOC images and annotations.",
     help="""Convert the images of the folder SRC, with their annotations, to a dataset in DST.
 
-    SRC has JPEGImages, Annotations with a file for each image, and perhaps ImageSets/Main with
-    train.txt and others, which become splits; or images and annotations; or annotations next to
-    images, perhaps in folders train and val. VOC boxes count pixels from 1; stored boxes are left,
-    top, right and bottom from 0. All object annotations are kept as JSON. Boxes refer to the stored
-    pixels, unless stated sizes show the upright picture; --orient turns both.
+    SRC contains JPEGImages, Annotations with one file per image, and optionally ImageSets/Main,
+    whose files, such as train.txt, become splits. Folders named images and annotations also work,
+    and so do annotations next to images, in train and val folders if you like. VOC boxes count
+    pixels from 1; stored boxes are left, top, right and bottom, counted from 0. All object
+    annotations are kept as JSON. Boxes refer to the stored pixels, unless the declared sizes are
+    those of the upright picture; --orient rotates both.
 
     \b
     Examples:

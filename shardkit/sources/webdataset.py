@@ -54,8 +54,8 @@ class WebDatasetOptions(SourceOptions):
 
     grouping: str = option(
         "webdataset",
-        help="Rule for splitting names: at the first dot; the same, with case-sensitive suffixes; "
-        "or at the last dot.",
+        help="Rule for splitting names. webdataset: at the first dot. huggingface: the same, "
+        "with case-sensitive suffixes. basename: at the last dot.",
         choices=GROUPINGS,
     )
     image: str | None = option(
@@ -66,13 +66,12 @@ class WebDatasetOptions(SourceOptions):
         help="Location of the label: a member with an integer or text, a value in a JSON "
         "member, or the folder in the name.",
         metavar="SUFFIX|json:/PATH|folder|none",
-        shown="cls, or another usual name, or none",
+        shown="cls, or another common name, or none",
     )
     keep: str | None = option(
         None,
-        help="More fields to keep, such as "
-        "caption=txt,age=json:/age:int64,mask=mask.png:mask. A field with ? may "
-        "be missing.",
+        help="Additional fields to keep, such as "
+        "caption=txt,age=json:/age:int64,mask=mask.png:mask. A field with ? may be missing.",
         metavar="NAME=SUFFIX[:KIND][?],...",
     )
     classes: str | None = classes_option()
@@ -382,8 +381,8 @@ SOURCE = SourceKind(
     title="Convert WebDataset tar files from other programs.",
     help="""Convert the samples in tar archives to a dataset in DST.
 
-    SRC is an archive, a folder of them, or quoted names with {000..999}, * or ?. The members of a
-    sample share the name up to the first dot, and need not be adjacent. Truncated archives,
+    SRC is an archive, a folder of them, or a quoted pattern with {000..999}, * or ?. The members of
+    a sample share the name up to the first dot, and need not be adjacent. Truncated archives,
     repeated members, and samples without image or label are reported.
 
     \b
@@ -400,9 +399,9 @@ SOURCE = SourceKind(
         title="Tar archives of samples.",
         help="""Index the samples in ARCHIVES where they are, as a dataset in INDEX_DIR.
 
-        ARCHIVES is a tar file, a folder of them, or quoted names with {000..999}, * or ?. Nothing
-        is written next to them. Training, `verify`, `bench` and `convert` then read the archives
-        through INDEX_DIR. Rerun the command to resume it, or to add archives.
+        ARCHIVES is a tar file, a folder of them, or a quoted pattern with {000..999}, * or ?.
+        Nothing is written next to them. Training, `verify`, `bench` and `convert` then read the
+        archives through INDEX_DIR. Rerun the command to resume it, or to add archives.
 
         \b
         Examples:

@@ -508,10 +508,11 @@ SOURCE = SourceKind(
     title="Convert images with YOLO labels: boxes, polygons, keypoints.",
     help="""Convert the images of the folder SRC, with their labels, to a dataset in DST.
 
-    SRC is a folder with data.yaml, or that file. Without one, splits are the folders in images, or
-    those with a folder images. Labels are in labels, or next to the images. Boxes become left, top,
-    right and bottom in pixels; rows with more numbers are polygons, or keypoints if data.yaml has
-    kpt_shape. Images without labels have no boxes. Labels refer to the upright picture.
+    SRC is a folder with data.yaml, or that file. Without data.yaml, splits are the folders in
+    images, or the folders that contain an images folder. Labels are in labels, or next to the
+    images. Boxes become left, top, right and bottom in pixels; rows with more numbers are polygons,
+    or keypoints if data.yaml has kpt_shape. Images without labels have no boxes. Labels refer to
+    the upright picture.
 
     \b
     Examples:

@@ -169,10 +169,10 @@ SOURCE = SourceKind(
     title="Convert images in a zip archive, one folder for each class.",
     help="""Convert the images in the zip archive SRC to a dataset in DST, without unpacking it.
 
-    Its folders are read as by `shardkit convert imagefolder`: one for each class, or images alone,
-    or folders train, val, test of either. A single top folder with folders in it is not a class.
-    System files, such as __MACOSX, are left out. Encrypted and repeated members, and names that
-    lead out of the archive, are reported.
+    Its folders are read as by `shardkit convert imagefolder`: one per class, or only images, or
+    train, val and test folders of either. A single top-level folder that contains folders is not a
+    class. System files, such as __MACOSX, are left out. Encrypted and repeated members, and names
+    that lead out of the archive, are reported.
 
     \b
     Examples:
@@ -186,8 +186,8 @@ SOURCE = SourceKind(
         help="""Index the images in the zip archive ARCHIVES where they are, as a dataset in
         INDEX_DIR.
 
-        Its folders are the classes. Images must be stored as they are (`zip -0`), which loses
-        nothing: they are compressed already.
+        Its folders are the classes. Images must be stored without compression (`zip -0`). This
+        costs little, since image files are already compressed.
 
         \b
         Examples:

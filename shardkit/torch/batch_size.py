@@ -67,16 +67,16 @@ def find_batch_size(
     the model's mean output in training mode, its gradients, and an update by AdamW. The input is
     float32, or int32 or int64 if the sample is. A tenth of the memory stays free (`MARGIN`).
 
-    With a CUDA device, the memory is what is free now on the current one. Without one, ``memory``
-    limits the whole process in main memory.
+    With a CUDA device, the limit is the memory that is now free on the current device. Without one,
+    ``memory`` limits the main memory of the whole process.
 
     Args:
         make: A function of a module, or a `functools.partial` of one; it runs in other processes.
-            It returns a model and one sample of its input, without the batch's axis; or a tuple
-            of samples, one for each view, for a model that takes a list of batches.
+            It returns a model and one sample of its input, without the batch axis; or a tuple of
+            samples, one per view, for a model that accepts a list of batches.
         memory: Bytes to use at most; required without a CUDA device.
         most: Largest batch size to try.
-        patience: Seconds that one step may take.
+        patience: Maximum seconds for one step.
 
     Raises:
         UsageError: If not even one sample fits, or the model cannot be created.

@@ -61,8 +61,8 @@ class ShardDataModule(pl.LightningDataModule):
                 ``partial(make_loader, dataset, 64)``; it is called once the trainer's process group
                 exists, and no option of this module applies to it.
             validation: The same for validation; every sample is read once, in stored order. (A
-                function needs ``Rank(remainder="exact")`` for that.) Of the options, only those
-                that do not choose samples apply, and ``seed``.
+                function needs ``Rank(remainder="exact")`` for that.) Only ``seed`` and the options
+                that do not select samples apply.
             batch_size: Samples in a batch of each rank.
         """
         super().__init__()
@@ -104,8 +104,8 @@ class ShardDataModule(pl.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Return the training loader's state, for Lightning's checkpoints.
 
-        Lightning saves the states of loaders itself too, but does not restore them from a
-        checkpoint saved at the end of an epoch.
+        Lightning also saves the states of loaders, but does not restore them from a checkpoint
+        saved at the end of an epoch.
         """
         return {} if self._training is None else self._training.state_dict()
 

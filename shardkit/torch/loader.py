@@ -125,7 +125,7 @@ class TrainerEpochs:
 # Not a subclass of DataLoader: frameworks take those apart and rebuild them with samplers of their
 # own. The process engine uses a real one inside.
 class Loader(Generic[Batch_co]):
-    """Yields the batches of one epoch in each iteration; made by `make_loader`.
+    """Yields the batches of one epoch in each iteration; created by `make_loader`.
 
     It has the interface of ``torch.utils.data.DataLoader`` that training loops use: ``len`` (the
     number of batches of this rank in an epoch), ``dataset``, ``batch_size``, ``num_workers``,
@@ -135,12 +135,12 @@ class Loader(Generic[Batch_co]):
     selects one. With ``endless``, it continues with the epochs after that. ``state_dict`` can be
     called at any time.
 
-    Editors know the type of its batches if a variable states it: ``loader: Loader[tuple[Tensor,
+    Editors know the type of its batches if you annotate a variable: ``loader: Loader[tuple[Tensor,
     Tensor]] = make_loader(...)``.
     """
 
     order: OrderOptions
-    """The options of its order, to make an equal loader."""
+    """The options of its order, to create an equivalent loader."""
 
     def __init__(
         self,
@@ -215,9 +215,9 @@ class Loader(Generic[Batch_co]):
         self._resume.set_epoch(epoch)
 
     def end_epochs_after(self, batches: int) -> None:
-        """Resume a state that has at least ``batches`` batches of its epoch with the next epoch.
+        """If a state is at least ``batches`` batches into its epoch, resume it with the next epoch.
 
-        It is for trainers that end epochs early; ``len`` and iterations do not change.
+        Use this for trainers that end epochs early; ``len`` and iterations do not change.
         """
         self._resume.limit = batches * self.batch_size * self._schedule.rank.world_size
 
@@ -233,7 +233,7 @@ class Loader(Generic[Batch_co]):
         """Resume from ``state`` in the next iteration.
 
         Raises:
-            StateMismatch: If ``state`` is damaged, or of another dataset, order or version.
+            StateMismatch: If ``state`` is damaged, or belongs to another dataset, order or version.
         """
         self._resume.load(state)
 

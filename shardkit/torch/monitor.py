@@ -83,7 +83,7 @@ class ThroughputMonitor:
 
     It wraps a shardkit loader, a PyTorch ``DataLoader``, a `DevicePrefetcher`, or any other
     iterable. All other attributes, such as ``set_epoch``, ``state_dict`` or ``batch_size``, are
-    those of the loader. It takes a few microseconds per batch, and keeps no batch alive.
+    those of the loader. Monitoring takes a few microseconds per batch and keeps no batch alive.
 
     It measures the time from the request for a batch to its arrival, as seen by the loop. A GPU
     step often only queues its work and returns. Then the loop waits while the GPU still computes,
@@ -179,7 +179,7 @@ class ThroughputMonitor:
         return {"img/s": f"{now.rate:,.0f}", "waiting": f"{now.wait_fraction:.0%}"}
 
     def summary(self) -> str:
-        """Return a report as text: the use of time, whether loading keeps up, and the next step."""
+        """Return a report as text: how time is spent, whether loading keeps up, what to do."""
         report = self.report
         if not report.batches:
             return "no batch was read"

@@ -23,7 +23,7 @@ class Normalize:
     Integers of other dtypes are divided by the largest number of their dtype instead of 255, such
     as 65535 of uint16. Floating-point images are not divided.
 
-    On the device, this needs a quarter of the bus traffic and no CPU time.
+    Normalizing on the device needs a quarter of the bus traffic and no CPU time.
 
     Raises:
         UsageError: If mean and std differ in length, or the dtype is not floating point.
@@ -92,12 +92,12 @@ class DevicePrefetcher:
     The copy runs on a separate stream, asynchronously from pinned memory. The current stream waits
     for it only when the batch is yielded. Each tensor is recorded on that stream
     (``record_stream``), so its memory is not reused before the model has finished with it. The
-    loader's batch is kept until it is copied. Tensors that the loader made on the device are used
-    after the work that the current stream has then. On other devices, or if the loader holds its
-    dataset there (``resident="cuda"``), it moves a batch on request.
+    loader's batch is kept until it is copied. Tensors that the loader created on the device are
+    used after the work that is then queued on the current stream. On other devices, or if the
+    loader holds its dataset there (``resident="cuda"``), it moves a batch on request.
 
-    ``len``, ``set_epoch``, ``epoch`` and state are those of the loader. The state is that after the
-    last batch yielded, although the loader is one batch ahead.
+    ``len``, ``set_epoch``, ``epoch`` and state are those of the loader. The state describes the
+    position after the last batch yielded, although the loader is one batch ahead.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class DevicePrefetcher:
         Args:
             loader: A shardkit loader, or any iterable of batches.
             device: Device for the batches.
-            normalize: Applied there to uint8 tensors of four dimensions, the images.
+            normalize: Applied on the device to images: uint8 tensors with four dimensions.
 
         Raises:
-            UsageError: If ``loader`` is not a loader, or there is no such device.
+            UsageError: If ``loader`` is not a loader, or the device does not exist.
         """
         # A `WebLoader` is a dataset, too: a pipeline of stages, of which one is a loader.
         stages = getattr(loader, "pipeline", ())

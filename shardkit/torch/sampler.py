@@ -132,7 +132,7 @@ class EpochBatchSampler(Sampler[list[int]]):
         """Resume from ``state`` in the next iteration, which is empty if its epoch is exhausted.
 
         Raises:
-            StateMismatch: If ``state`` is damaged, or of another dataset, order or version.
+            StateMismatch: If ``state`` is damaged, or belongs to another dataset, order or version.
         """
         self._resume.load(state)
         # torchdata starts an exhausted epoch, reads ahead, and starts again: skip no epoch then.

@@ -52,21 +52,21 @@ def _named(sample: dict[str, Any]) -> dict[str, Any]:
 def to_webdataset(
     reading: ReaderOptions, options: RowOrder, path: str | PathLike[str]
 ) -> DataPipeline:
-    """Return a `webdataset.DataPipeline` over a dataset, for code that is such a pipeline.
+    """Return a `webdataset.DataPipeline` over a dataset, for code that uses such a pipeline.
 
-    It takes the place of ``wds.WebDataset(urls)``: it yields dicts with ``__key__``, the image,
-    ``cls`` for the label, and the other fields by name, and has the methods ``decode``,
-    ``to_tuple``, ``map``, ``batched``, ... The order is that of `shardkit.IterableTarDataset`:
-    nodes and workers divide samples, and each is read once. Shuffle with ``shuffle``, not in
-    the pipeline, and call ``set_epoch`` before each epoch.
+    It replaces ``wds.WebDataset(urls)``: it yields dicts with ``__key__``, the image, ``cls`` for
+    the label, and the other fields by name, and has the methods ``decode``, ``to_tuple``, ``map``,
+    ``batched``, ... The order is the same as for `shardkit.IterableTarDataset`: nodes and workers
+    divide samples, and each is read once. Shuffle with ``shuffle``, not in the pipeline, and call
+    ``set_epoch`` before each epoch.
 
     Args:
         path: The dataset's directory or URL, of any format.
 
     Returns:
-        With ``decode="bytes"``, image and label are bytes, as of a tar archive, and the image has
-        the name of its type, such as ``jpg`` or ``png``: use WebDataset's ``decode``. Otherwise
-        they are decoded, and the image is called ``image``.
+        With ``decode="bytes"``, image and label are bytes, as in a tar archive, and the image is
+        named after its type, such as ``jpg`` or ``png``: use WebDataset's ``decode``. Otherwise
+        they are decoded, and the image is named ``image``.
 
     Raises:
         UsageError: If there is no dataset at ``path``, or an option is unknown.

@@ -87,7 +87,7 @@ class Differences:
 
 
 def diff(first: str | Path, second: str | Path) -> Differences:
-    """Compare two datasets by key, in any formats, or each split with that of the same name.
+    """Compare two datasets of any formats by key, or their splits of the same name.
 
     Images, masks, arrays and bytes are compared by length, size and CRC-32, other fields by value,
     all from the index. So no record is read, and damage to a shard is not found: run ``verify``.
@@ -98,7 +98,7 @@ def diff(first: str | Path, second: str | Path) -> Differences:
         second: Another one.
 
     Raises:
-        UsageError: If one is no dataset, or only one of them has splits.
+        UsageError: If one is not a dataset, or only one of them has splits.
         CorruptDataset: If a manifest or an index is damaged.
     """
     one, other = (OpenedDirectory(path).splits for path in (first, second))

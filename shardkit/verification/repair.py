@@ -56,8 +56,9 @@ def repair(
 
     Args:
         directory: The dataset. Its manifests must be intact.
-        source: The folder, or the Python samples, that the dataset was made from; a list of these,
-            one for each part, if it was merged or appended to, unless all are the same.
+        source: The folder, or the Python samples, that the dataset was created from; or a list of
+            these, one per part, if it was merged or appended to, unless all parts have the same
+            source.
         workers: Number of processes.
         on_progress: Called with the progress since the last call.
 

@@ -49,13 +49,13 @@ class Verification:
     findings: list[Finding] = field(default_factory=list)
     """All damage."""
     extras: list[str] = field(default_factory=list)
-    """Files that do not belong to the dataset, which is no damage."""
+    """Files that are not part of the dataset, which do not count as damage."""
     source: SourceReport | None = None
     """Result of the comparison with the source, if requested and successful."""
     converted: int = 0
     """Number of records that equal their files after the conversion changed an image."""
     replaced: list[str] = field(default_factory=list)
-    """Names of the fields that were replaced after the conversion, so not compared with it."""
+    """Names of the fields that were replaced after the conversion, and are not compared with it."""
 
     @property
     def ok(self) -> bool:
@@ -64,7 +64,7 @@ class Verification:
 
     @property
     def can_restore(self) -> bool:
-        """Whether files are damaged that `repair` rebuilds, or that a user restores if attached."""
+        """Whether `repair`, or the user of an attached dataset, can restore damaged files."""
         return any(
             finding.file != MANIFEST_NAME and (self.attached or finding.kind == "damaged")
             for finding in self.findings
@@ -84,9 +84,9 @@ class VerifyOptions:
     _: KW_ONLY
     against: Any = option(
         None,
-        help="Also compare each record with its file in SRC. Repeat it for each part of a merged "
-        "dataset, in order, unless all have the same source, and for the file of each field that "
-        "was added later.",
+        help="Also compare each record with its file in SRC. Repeat the option for each part of "
+        "a merged dataset, in order, unless all parts have the same source, and for the file of "
+        "each field that was added later.",
         metavar="SRC",
         is_repeated=True,
     )
@@ -114,8 +114,8 @@ class VerifyOptions:
 def verify(options: VerifyOptions, directory: str | Path) -> Verification:
     """Check the dataset in ``directory``, or all of its splits.
 
-    ``against`` is the folder, or the Python samples, that the dataset was made from; or a list of
-    these, one for each part. The dataset must contain exactly its files, each once, with the
+    ``against`` is the folder, or the Python samples, that the dataset was created from; or a list
+    of these, one per part. The dataset must contain exactly its files, each once, with the
     manifest's order and labels. Each record must equal its converted file: byte for byte, or, if
     other library versions encoded it, with a PSNR of at least `record_comparison.ALIKE_PSNR`. The
     records of an attached dataset are compared with the index, and the bytes of its archives with
@@ -123,11 +123,11 @@ def verify(options: VerifyOptions, directory: str | Path) -> Verification:
 
     Args:
         directory: The dataset, or its URL in an object store: shards are fetched to a temporary
-            folder, one for each worker at a time.
+            folder, one per worker at a time.
 
     Raises:
-        UsageError: If there is no dataset, its manifest is of a newer version, or ``against``
-            cannot be its source.
+        UsageError: If there is no dataset, its manifest has a newer version, or ``against`` cannot
+            be its source.
     """
     scheme, path = scheme_and_path(directory)
     root = None if options.root is None else Path(options.root)

@@ -50,14 +50,14 @@ class BenchOptions(Workload):
     )
     seconds: float = option(
         1.0,
-        help="Length of a warm measurement. A cold one is an epoch of at most 10x this "
-        "length; with --steps, one takes 3 epochs of about this length.",
+        help="Duration of a warm measurement. A cold measurement is one epoch of at most 10x "
+        "this duration. With --steps, a measurement takes 3 epochs of about this duration.",
         metavar="T",
         is_positive=True,
     )
     limit: int = option(
         LIMIT,
-        help="Maximum images to read per DATASET, drawn at random.",
+        help="Maximum number of images to read per DATASET, drawn at random.",
         metavar="N",
         minimum=1,
     )
@@ -72,17 +72,17 @@ class BenchOptions(Workload):
 def bench(options: BenchOptions, paths: Sequence[str | PathLike[str]]) -> BenchReport:
     """Measure how fast datasets and plain image folders are read.
 
-    Every line is measured once per round. A folder, if there is one, is the baseline; otherwise the
-    first line is. Ctrl-C ends the measurement after the last complete round.
+    Every candidate is measured once per round. The baseline is a plain folder if there is one,
+    otherwise the first candidate. Ctrl-C ends the measurement after the last complete round.
 
     Args:
         paths: shardkit datasets and folders of images.
 
     Raises:
         UsageError: If a path is missing or contains no images, or an option is invalid. Failures
-            during a measurement are reported in its line.
+            during a measurement are reported in the candidate's line.
         CorruptDataset: If a manifest is damaged.
-        KeyboardInterrupt: If Ctrl-C comes before a round is complete.
+        KeyboardInterrupt: If you press Ctrl-C before the first round is complete.
     """
     seconds = options.seconds
     caches = options.caches

@@ -128,9 +128,9 @@ class BenchReport:
     load: OtherLoad
     """CPU use of other processes at the start."""
     interrupted: bool = False
-    """Whether Ctrl-C ended it early; then only complete rounds count."""
+    """Whether Ctrl-C ended it early. If so, only complete rounds count."""
     command: str = ""
-    """Command that measured it, if there was one."""
+    """Command that ran the measurement, if there was one."""
 
     @property
     def failed(self) -> bool:
@@ -144,7 +144,7 @@ class BenchReport:
 
     @property
     def folders(self) -> set[str]:
-        """Plain folders, if datasets are compared with one; else empty."""
+        """Plain folders, if datasets are compared with one; otherwise empty."""
         folders = {source.path for source in self.sources if source.kind == "folder"}
         base = next(line.path for line in self.lines if line.baseline)
         return folders if base in folders and len(folders) < len(self.sources) else set()

@@ -70,7 +70,7 @@ class DoctorReport:
     subject: Subject | None
     """None if only the machine was checked."""
     findings: list[Finding]
-    """Results of the machine's checks, the worst first."""
+    """Results of the checks of the machine, worst first."""
     load: OtherLoad | None = None
     """CPU use of other processes during the run."""
     profile: Profile | None = None
@@ -97,10 +97,14 @@ class DoctorOptions(Workload):
         metavar="MODULE:NAME",
     )
     batch_size: int = same_option(
-        Workload, "batch_size", help=f"Samples per batch; with {setting('loader')} its own."
+        Workload, "batch_size", help=f"Samples per batch; {setting('loader')} uses its own."
     )
     workers: int | None = option(
-        None, help="Workers that you plan to use.", metavar="N", minimum=0, shown="as make_loader"
+        None,
+        help="Number of workers that you plan to use.",
+        metavar="N",
+        minimum=0,
+        shown="as in make_loader",
     )
     budget: float = option(12.0, help="Approximate duration in seconds.", is_positive=True)
     watch: Watch | None = option(

@@ -28,7 +28,7 @@ class Workload:
     batch_size: int = option(64, help="Samples per batch.", metavar="N", minimum=1)
     step_ms: float | None = option(
         None,
-        help="Training step time per batch in ms, spent off the CPU.",
+        help="Duration of a training step in ms, during which the CPU is free.",
         metavar="T",
         is_positive=True,
     )

@@ -68,23 +68,23 @@ class TuneReport(SearchResult):
     opened: SubjectInfo
     """The images that were read: all, or a sample."""
     cached: bool
-    """Whether the files were read once before; otherwise the rates may be those of the disk."""
+    """Whether the files were read once beforehand; if not, the rates may be limited by the disk."""
     default: LoaderSpec
     """Default setting of `make_loader`."""
     step_seconds: float | None
-    """Time of the training step by itself, if one was given."""
+    """Duration of the training step alone, if one was given."""
     load: OtherLoad
     """CPU use of other processes at the start."""
     seconds: float
-    """Duration in all."""
+    """Total duration."""
     budget: float
     """Time limit, in seconds; the first measurements may exceed it."""
     warnings: tuple[str, ...]
     """Warnings of the chosen loader."""
     loops: list[Tried] = field(default_factory=list)
     """Training loops with ``model``: the choice by loading, and others that load as fast but may
-    disturb the loop less. Speedups are over that choice; the first is the final one. Empty without
-    a model."""
+    disturb the loop less. Speedups are relative to the choice by loading; the first loop is the
+    final choice. Empty without a model."""
 
     @property
     def chosen(self) -> Tried:
@@ -98,7 +98,7 @@ class TuneReport(SearchResult):
 
     @property
     def is_default(self) -> bool:
-        """Whether the defaults stay."""
+        """Whether the defaults are kept."""
         return self.setting == self.default
 
     @property
@@ -261,14 +261,15 @@ class TuneOptions(Workload):
 def tune(options: TuneOptions, dataset: str | PathLike[str]) -> TuneReport:
     """Find the fastest settings of `make_loader` for a dataset on this machine.
 
-    With ``step_ms`` or ``model``, the cheapest settings that load fast enough are chosen. With
-    ``model``, the training loop then decides about the priority, the helper and pinned memory.
+    With ``step_ms`` or ``model``, it chooses the cheapest settings that load fast enough. With
+    ``model``, it then runs the training loop to decide about the priority, the helper and pinned
+    memory.
 
     Args:
         dataset: A dataset or a plain folder of images.
 
     Raises:
-        UsageError: If the dataset, the transform or the model is invalid, or an option.
+        UsageError: If the dataset, the transform, the model or an option is invalid.
         MeasurementFailed: If nothing can be measured.
     """
     budget = options.budget

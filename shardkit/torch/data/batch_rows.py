@@ -182,7 +182,7 @@ class RowWindows:
         raise NotImplementedError
 
     def layout(self, fields: Layout) -> Layout:
-        """Return the fields of samples, given those that are read."""
+        """Return the fields of samples, given the fields that are read."""
         raise NotImplementedError
 
     def reader(self, shards: ShardSet) -> WindowReader:

@@ -222,13 +222,13 @@ def collate(samples: Sequence[Any]) -> Any:
         samples: The samples of one batch.
 
     Returns:
-        The ``batch`` of a `BatchView`, also for its samples in a list, as a ``ConcatDataset``
-        returns them; the result of ``default_collate`` for others.
+        The ``batch`` of a `BatchView`, or of its samples in a list, as returned by a
+        ``ConcatDataset``; for other samples, the result of ``default_collate``.
 
     Raises:
         TypeError: If the samples cannot be collated, such as PIL images.
         RuntimeError: If images differ in size.
-        UsageError: If a sample lacks a field that is collated.
+        UsageError: If a sample lacks a field to collate.
     """
     if isinstance(samples, BatchView):
         return samples.batch

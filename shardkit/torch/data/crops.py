@@ -138,7 +138,7 @@ class RandomResizedCrop(ImageOp):
     The crop is a function of seed, epoch and row: the same in every worker, rank and resumed run.
 
     Raises:
-        UsageError: If ``size`` is no size, or a range or probability is none.
+        UsageError: If ``size``, a range or a probability is invalid.
     """
 
     size: int | tuple[int, int]
@@ -212,7 +212,8 @@ class RandomCrop(ImageOp):
     with torchvision's ``pad_if_needed``. The crop is a function of seed, epoch and row.
 
     Raises:
-        UsageError: If ``size`` or ``padding`` is no number of pixels, or ``flip`` no probability.
+        UsageError: If ``size`` or ``padding`` is not a number of pixels, or ``flip`` is not a
+            probability.
     """
 
     size: int | tuple[int, int]

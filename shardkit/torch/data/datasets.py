@@ -41,11 +41,11 @@ class ShardDataset(Dataset[Sample]):
     Negative rows count from the end. A list, an array or a slice of rows returns a `BatchView`, as
     ``__getitems__`` does for PyTorch's ``DataLoader``.
 
-    With ``fields`` it returns those fields: images and masks as ``decode`` sets; arrays as tensors;
-    boxes as float64 of shape (N, 4), or (N, 5) with labels; keypoints as float64 of shape (N, 3),
-    or (objects, points, 3) with names; several labels as float32 with 1 for each class; one label
-    as an int; numbers as NumPy scalars; str, JSON values and bytes. A value that the row lacks is
-    None, and a label -1.
+    With ``fields`` it returns those fields: images and masks as set by ``decode``; arrays as
+    tensors; boxes as float64 of shape (N, 4), or (N, 5) with labels; keypoints as float64 of shape
+    (N, 3), or (objects, points, 3) with names; several labels as float32 with 1 for each class; one
+    label as an int; numbers as NumPy scalars; text as str, JSON values and bytes. A missing value
+    is None, and a missing label is -1.
 
     Raises:
         UsageError: If there is no dataset at ``path``, or an option is unknown.
@@ -104,14 +104,14 @@ class ShardDataset(Dataset[Sample]):
 
     @property
     def reader(self) -> SampleReader:
-        """The reader of samples, with the values that the attributes have now."""
+        """The reader of samples, with the current values of the attributes."""
         transforms = FieldTransforms(self.transform, self.target_transform)
         decoding = Decoding(self.manifest.made_with.fill)
         return SampleReader(self._fields, self.decode, transforms, self._windows, decoding)
 
     @property
     def options(self) -> ReaderOptions:
-        """The options with which it was opened, and the transforms and ``decode`` of now."""
+        """The options that it was opened with, and the current transforms and ``decode``."""
         names = ("transform", "target_transform", "decode")
         return replace(self._opened_with, **{name: getattr(self, name) for name in names})
 
@@ -168,8 +168,8 @@ class ShardDataset(Dataset[Sample]):
             rows: Rows in any order, or a mask: whether to select each row, bool of shape (N,).
 
         Raises:
-            IndexError: If a row is out of range, or a mask does not have one value for each row.
-            UsageError: If ``rows`` are texts.
+            IndexError: If a row is out of range, or a mask does not have one value per row.
+            UsageError: If ``rows`` are strings.
         """
         epoch = EpochCell()
         if (current := self._epoch.get()) is not None:
@@ -193,12 +193,12 @@ class ShardDataset(Dataset[Sample]):
     def set_epoch(self, epoch: int, seed: int = 0) -> None:
         """Set the epoch, so that random operations depend on (seed, epoch, view, row) only.
 
-        This reaches persistent workers too. A shardkit loader calls it itself; with a plain
+        This reaches persistent workers too. A shardkit loader calls it automatically; with a plain
         ``DataLoader``, call it before each epoch, as for ``DistributedSampler``. Without it, random
         operations follow PyTorch's global generator.
 
         Args:
-            epoch: An integer from 0 on.
+            epoch: An integer of at least 0.
             seed: Any 64-bit integer.
 
         Raises:
@@ -215,10 +215,10 @@ class ShardDataset(Dataset[Sample]):
     def announce(self, rows: npt.NDArray[np.int64]) -> None:
         """Issue readahead for the images of ``rows``, and return without waiting.
 
-        Of a dataset in an object store, fetch their shards into the cache.
+        For a dataset in an object store, fetch their shards into the cache.
 
         Args:
-            rows: Rows, from 0 on; int64 of shape (N,).
+            rows: Non-negative rows; int64 of shape (N,).
         """
         stored = self.stored_rows(rows)
         for name, kind in self._fields.kinds.items():
@@ -248,14 +248,14 @@ class ShardDataset(Dataset[Sample]):
         return self.shards.schema
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return the values of a small field in all rows, from the index alone.
+        """Return the values of a small field in all rows, from the index only.
 
         Args:
             name: A number, label, labels, text, JSON, boxes or keypoints.
 
         Returns:
-            One element for each row: a masked array where rows lack the number or label, and an
-            array of objects, None where a row has no value, for the other kinds.
+            One element per row. Numbers and labels are masked where a row has no value. Other kinds
+            are an array of objects, with None where a row has no value.
 
         Raises:
             UsageError: If there is no such field, or its values are bytes in the records.
@@ -264,7 +264,7 @@ class ShardDataset(Dataset[Sample]):
         return values if self.selected is None else values[self.selected]
 
     def has(self, name: str) -> npt.NDArray[np.bool_]:
-        """Return whether each row has a field, from the index alone: bool of shape (N,).
+        """Return whether each row has a field, from the index only: bool of shape (N,).
 
         Raises:
             UsageError: If there is no such field.
@@ -352,11 +352,12 @@ def open_dataset(options: ReaderOptions, path: str | PathLike[str]) -> ShardData
 
     Args:
         path: The dataset's directory, the directory of its splits, or its URL. A folder of images
-            is read in place, as after ``shardkit attach imagefolder``: its index is in the folder
-            ``shardkit`` of ``$XDG_CACHE_HOME``, and made again if a name, size or time differs.
+            is read in place, as after ``shardkit attach imagefolder``. Its index is in the
+            ``shardkit`` folder of ``$XDG_CACHE_HOME``, and is rebuilt if a name, size or time
+            changes.
 
     Returns:
-        A dataset of the class of its format, or a `ShardDataset` for a format of another package.
+        A dataset of its format's class, or a `ShardDataset` for a format from another package.
 
     Raises:
         UsageError: If there is no dataset at ``path``, an option is unknown, or an object store

@@ -47,14 +47,14 @@ class _Start(NamedTuple):
 class IterableShardDataset(OrderedDataset):
     """The rows of a dataset of any format, one after the other.
 
-    Ranks and workers divide samples, not shards: any number of either reads each sample once.
+    Ranks and workers divide samples, not shards: whatever their number, each sample is read once.
 
     With a ``batch_size`` it yields batches, for ``DataLoader(dataset, batch_size=None)``, in the
-    same order for any number of workers. Without, it yields samples; the ``batch_size`` of a
+    same order for any number of workers. Without one, it yields samples; the ``batch_size`` of a
     ``DataLoader`` then groups samples of one worker.
 
     ``len`` is the number of batches or samples of this rank in an epoch. Call ``set_epoch`` before
-    each epoch, as for ``DistributedSampler``; `shardkit.make_loader` does so itself.
+    each epoch, as for ``DistributedSampler``; `shardkit.make_loader` does so automatically.
 
     Raises:
         UsageError: If there is no dataset at ``path``, or an option is unknown.
@@ -201,7 +201,7 @@ class IterableShardDataset(OrderedDataset):
         """Resume from ``state`` in the next iteration, unless `set_epoch` selects another epoch.
 
         Raises:
-            StateMismatch: If ``state`` is damaged, or of another dataset, order or version.
+            StateMismatch: If ``state`` is damaged, or belongs to another dataset, order or version.
         """
         self._resume.check(state, of_worker=True)
         items = state.get("given", 0)

@@ -62,15 +62,15 @@ class RowOrder:
     shuffle: bool | BlockShuffle | None = option(
         None,
         help="False reads in stored order, True fully shuffles each epoch, and `BlockShuffle` "
-        "shuffles blocks of neighboring rows. None is False, or for a loader of an iterable "
-        "dataset its setting, like None of the two following arguments.",
+        "shuffles blocks of neighboring rows. None means False, or for a loader of an iterable "
+        "dataset, the dataset's setting. The same holds for the next two arguments.",
     )
     seed: int | None = option(
-        None, help="Selects the order and the random numbers of each epoch; None is 0."
+        None, help="Selects the order and the random numbers of each epoch; None means 0."
     )
     rank: Rank | None = option(
         None,
-        help="This rank's subset of each epoch. None uses the rank given by ``torch.distributed``.",
+        help="This rank's subset of each epoch. None uses the rank from ``torch.distributed``.",
     )
 
     def __post_init__(self) -> None:
@@ -85,26 +85,26 @@ class OrderOptions(RowOrder):
     sampler: Any = option(
         None,
         help="Selects the rows of each epoch, instead of ``shuffle``: `Weighted`, `Balanced`, "
-        "`Mixture`, `Buckets`, or a sampler of PyTorch that yields rows. Its random numbers "
-        "depend on seed and epoch, and ranks divide its rows.",
+        "`Mixture`, `Buckets`, or a PyTorch sampler that yields rows. Its random numbers depend "
+        "on seed and epoch, and ranks divide its rows.",
     )
     drop_last: bool | None = option(
-        None, help="Whether to leave out a last, smaller batch; None is the setting of ``rank``."
+        None, help="Whether to drop a smaller last batch; None uses the setting of ``rank``."
     )
     samples_per_epoch: int | None = option(
         None,
-        help="Samples in an epoch, of all ranks; the next epoch continues where this one ended. "
-        "None is the length of the dataset or sampler.",
+        help="Samples in an epoch, over all ranks; the next epoch continues where this one "
+        "ended. None means the length of the dataset or sampler.",
     )
     aug_repeats: int = option(
         1,
-        help="Repeated augmentation: each sample comes so often, with different random numbers, "
-        "in neighboring ranks of the same step.",
+        help="Repeated augmentation: each sample appears this many times, with different random "
+        "numbers, on neighboring ranks in the same step.",
     )
     views: int | Sequence[ImageOp] = option(
         1,
-        help="If more than 1, each batch is a tuple of so many batches of the same samples, with "
-        "different random numbers. A list of operations, such as ``[RandomResizedCrop(224), "
+        help="If more than 1, each batch is a tuple of this many batches of the same samples, "
+        "with different random numbers. A list of operations, such as ``[RandomResizedCrop(224), "
         "RandomResizedCrop(96)]``, sets the ``decode`` of each view; each image is decoded once. "
         "(With an int, a batch of `EpochBatchSampler` holds the views one after the other, and "
         "``images.chunk(views)`` separates them.)",

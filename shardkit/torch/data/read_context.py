@@ -360,12 +360,12 @@ def seed_globals(bits: int) -> None:
 
 
 def with_rng(transform: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a transform that takes a generator: ``transform(image, rng)``.
+    """Mark a transform that accepts a generator: ``transform(image, rng)``.
 
     ``rng`` is a ``numpy.random.Generator`` that depends only on seed, epoch, view and row. So the
-    transform is repeatable in any worker, thread and resumed run. Use it as a decorator of a
-    function, or set ``takes_rng = True`` in a class. The transform must be thread-safe: it runs in
-    several threads at once.
+    transform is reproducible in any worker, thread and resumed run. Decorate a function with it, or
+    set ``takes_rng = True`` in a class. The transform must be thread-safe: it runs in several
+    threads at once.
     """
     transform.takes_rng = True  # type: ignore[attr-defined]
     return transform

@@ -47,56 +47,55 @@ class ReaderOptions:
         "pil",
         help="Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape (height, "
         "width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last memory, "
-        "``bytes`` for the stored bytes. Images of other types (``--pixels``) keep their channels "
-        "and dtype, in operations, too; ``pil`` requires a mode of Pillow. An `ImageOp`, such as "
-        "``RandomResizedCrop(224)``, "
-        "crops while decoding and returns images as ``torch`` does; it selects one crop for "
-        "all images, masks, boxes and keypoints of a row. A mapping sets each field "
-        "separately; boxes and keypoints then follow ``image``. Masks have the shape "
-        "(height, width) and keep their values.",
+        "``bytes`` for the stored bytes. Images of other types (``--pixels``) keep their "
+        "channels and dtype, also in operations; ``pil`` requires a type that Pillow supports. "
+        "An `ImageOp`, such as ``RandomResizedCrop(224)``, crops while decoding and returns "
+        "images as ``torch`` does; it selects one crop for all images, masks, boxes and "
+        "keypoints of a row. A mapping sets each field separately; boxes and keypoints then "
+        "follow ``image``. Masks have the shape (height, width) and keep their values.",
     )
     _: KW_ONLY
     fields: Sequence[str] | None = option(
         None,
-        help="Names of the fields that are read, in this order. None means image and label, or "
-        "all fields of a dataset without images.",
+        help="Names of the fields to read, in this order. None means image and label, or all "
+        "fields of a dataset without images.",
     )
     follow: Sequence[str] = option(
         (),
-        help="Fields of arrays of shape (channels, height, width), such as latents and heat maps, "
+        help="Array fields of shape (channels, height, width), such as latents and heat maps, "
         "that an `ImageOp` crops, scales and flips along with the image. They keep their grid: a "
-        "latent of one value per 8 x 8 pixels has one per 8 x 8 pixels of the crop.",
+        "latent with one value per 8 x 8 pixels also has one per 8 x 8 pixels of the crop.",
     )
     as_dict: bool = option(
         False, help="Whether samples and batches are dicts by field name instead of tuples."
     )
     verify: bool | None = option(
         None,
-        help="Whether each read compares the record's checksum. None does so for encoded images, "
+        help="Whether each read verifies the record's checksum. None does so for encoded images, "
         "which costs about 3%, but not for raw pixels and arrays of one shape.",
     )
     view: int = option(
         0,
-        help="Number of this view, from 0 on. Datasets over the same images draw different random "
-        "numbers if their views differ, such as two crops of each image.",
+        help="Number of this view, starting at 0. Datasets over the same images draw different "
+        "random numbers if their views differ, for example for two crops of each image.",
     )
     windows: Windows | None = option(
         None,
-        help="Neighboring rows that each sample holds, see `Windows`. Samples are then dicts, "
-        "images are tensors, and a transform gets a window.",
+        help="Neighboring rows that each sample contains; see `Windows`. Samples are then dicts, "
+        "images are tensors, and a transform receives a window.",
     )
     split: str | None = option(
         None, help="Name of a split, such as ``train``: the folder of that name in ``path``."
     )
     cache: str | PathLike[str] | None = option(
         None,
-        help="A local folder, for a dataset in an object store: whole shards are fetched there, "
-        "ahead of need and once for all processes.",
+        help="A local folder for shards of a dataset in an object store. Whole shards are "
+        "fetched ahead of time, once for all processes.",
     )
     cache_limit: int | str | None = option(
         None,
-        help='Bytes of shards in the cache, as a number or as ``"50GB"``. Shards not used for the '
-        "longest time are evicted. None means no limit.",
+        help='Maximum bytes of shards in the cache, as a number or a text such as ``"50GB"``. The '
+        "least recently used shards are evicted. None means no limit.",
     )
     root: str | PathLike[str] | None = option(
         None,

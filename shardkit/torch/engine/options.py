@@ -92,48 +92,50 @@ class LoaderOptions:
 
     collate_fn: Callable[[Sequence[Any]], Any] | None = option(
         None,
-        help="Makes a batch of samples. None is `collate`, which passes on a block of images "
-        "without copying it.",
+        help="Function that combines samples into a batch. None uses `collate`, which passes on "
+        "a block of images without copying it.",
     )
     engine: str = option(
         "auto",
         help="``thread`` decodes in threads of this process into reused memory, which is fastest. "
-        "``helper`` runs these threads in one child process, so that they do not delay the kernel "
-        "launches of the training loop. ``process`` uses a PyTorch ``DataLoader`` with worker "
-        "processes, for transforms that hold the GIL. ``auto`` uses processes if something in the "
-        "dataset may hold the GIL, else threads; ``Loader.reason`` gives the reason.",
+        "``helper`` runs these threads in one child process, so that they do not delay the "
+        "kernel launches of the training loop. ``process`` uses a PyTorch ``DataLoader`` with "
+        "worker processes, for transforms that hold the GIL. ``auto`` uses processes if "
+        "something in the dataset may hold the GIL, otherwise threads; ``Loader.reason`` gives "
+        "the reason.",
         choices=ENGINES,
     )
     resident: str | None = option(
         None,
         help="Memory that holds the whole dataset, decoded when the loader is created: ``cpu`` or "
-        "``cuda``, the current device. Batches are the same, and so is a state. Each rank holds "
-        "all rows. The images have one size, and no operation but `RandomCrop` draws random "
+        "``cuda``, the current device. Batches and states are the same as without it. Each rank "
+        "holds all rows. Images must have one size, and only `RandomCrop` may draw random "
         "numbers.",
         choices=tuple(memory for memory in READERS if memory not in ON_BAD),
     )
     num_workers: int | None = option(
         None,
-        help="Threads, or processes of the engine ``process``. None uses one for each CPU that "
-        "this process may use, divided by ``LOCAL_WORLD_SIZE``; or 0 with ``resident``. 0 reads in "
-        "the main thread, on request.",
+        help="Number of threads, or of processes with the ``process`` engine. None uses one for "
+        "each CPU that this process may use, divided by ``LOCAL_WORLD_SIZE``; or 0 with "
+        "``resident``. 0 reads in the main thread, on request.",
         minimum=0,
     )
     priority: str = option(
         "normal",
         help="CPU priority of the loader's threads or processes. ``low`` is nice 19: they yield "
-        "to the training loop, which launches kernels with less delay, but also to other programs. "
-        "No other thread changes. Linux only: elsewhere, or with 0 workers, ``low`` warns and has "
-        "no effect.",
+        "to the training loop, which launches kernels with less delay, but also to other "
+        "programs. Other threads keep their priority. Linux only: elsewhere, or with 0 workers, "
+        "``low`` warns and has no effect.",
         choices=PRIORITIES,
     )
     prefetch_factor: int | None = option(
         None,
-        help="Batches that each worker prepares ahead, as in PyTorch. None is 2 for processes, "
-        "and ``num_workers + 2`` batches in all for threads. The thread engine holds at most "
-        "two more: the batch in use and the one before it; the helper two more than that, under "
-        "way to this process. Without transforms, a thread or process reads several small batches "
-        "at once, up to 8 MiB, or 20 MiB if nothing is decoded, and None counts these as one.",
+        help="Batches that each worker prepares ahead, as in PyTorch. None means 2 for "
+        "processes, and ``num_workers + 2`` batches in total for threads. The thread engine "
+        "holds at most two more: the batch in use and the one before it. The helper holds "
+        "another two, in transit to this process. Without transforms, a thread or process reads "
+        "several small batches at once, up to 8 MiB, or 20 MiB if nothing is decoded, and None "
+        "counts them as one.",
         minimum=1,
     )
     timeout: float = option(
@@ -141,8 +143,8 @@ class LoaderOptions:
     )
     with_rows: bool = option(
         False,
-        help="Whether a batch ends with its rows: int64 of shape (N,), -1 for padding. For a "
-        "``Subset`` they are rows of its dataset; for a ``ConcatDataset``, its own.",
+        help="Whether each batch ends with its row numbers: int64 of shape (N,), -1 for padding. "
+        "For a ``Subset`` they are rows of its dataset; for a ``ConcatDataset``, its own.",
     )
     on_bad: str = option(
         "raise",
@@ -153,8 +155,8 @@ class LoaderOptions:
     )
     max_bad: int = option(
         100,
-        help="Rows that may be bad with ``on_bad='drop'``; with more, the iteration raises "
-        "`LoaderFailed`.",
+        help="Maximum number of bad rows with ``on_bad='drop'``; if there are more, the "
+        "iteration raises `LoaderFailed`.",
         minimum=0,
     )
     pin_memory: bool | None = option(
@@ -165,9 +167,9 @@ class LoaderOptions:
     start_method: str = option(
         "auto",
         help="How worker processes start: ``fork``, ``forkserver`` or ``spawn``. ``auto`` forks "
-        "on Linux while no other thread runs and CUDA is not initialized; otherwise it uses "
-        "a fork server that has already imported torch. If that cannot run the transform or "
-        "the main file, as in a notebook, the engine ``auto`` uses threads and warns.",
+        "on Linux while no other thread runs and CUDA is not initialized; otherwise it uses a "
+        "fork server that has already imported torch. If that cannot run the transform or the "
+        "main file, as in a notebook, the ``auto`` engine uses threads and warns.",
         choices=START_METHODS,
     )
     persistent_workers: bool = option(
