@@ -437,8 +437,7 @@ def attach(
     workers: int = 1,
     on_progress: Report | None = None,
 ) -> Attached:
-    """Index tar archives of samples in place, as a dataset in ``target`` that reads them where they
-    are.
+    """Index tar archives of samples where they are, as a dataset in ``target``.
 
     Nothing is written next to the archives. Rows are in the order of the archives, as after a
     conversion without shuffling. Repeat the call to resume an interrupted one, or to add archives.
