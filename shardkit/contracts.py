@@ -907,7 +907,8 @@ class SourceKind:
         Raises:
             UsageError: If a description is damaged, or the source cannot be opened.
         """
-        return self.source(path, self.options.restored(described))
+        with located(path):
+            return self.source(path, self.options.restored(described))
 
 
 def _refuse_shards(path: Path) -> None:
@@ -918,6 +919,12 @@ def _refuse_shards(path: Path) -> None:
             f"{path} belongs to a shardkit dataset",
             remedy="use `shardkit convert dataset`, or open it as it is",
         )
+
+
+def scan_source(source: Source, classes: Sequence[str] | None = None) -> Scan:
+    """Return the scan of a source; errors without another place name the source."""
+    with located(source):
+        return source.scan(classes)
 
 
 class Range(NamedTuple):

@@ -78,6 +78,11 @@ class Problem:
         """The reason, with options by reference."""
         return str(vars(self)["_message"])
 
+    @property
+    def settings(self) -> list[str]:
+        """Names in Python of the options in the reason, in order."""
+        return [match[1] for match in _REFERENCE.finditer(self.message)]
+
     def spelled(self, spell: Callable[[str, str], str] = "{}={}".format) -> dict[str, str]:
         """Return path and reason as JSON values, with options as `spell` returns them."""
         return {"path": self.path, "reason": spelled(self.message, spell)}
@@ -98,7 +103,7 @@ class ShardkitError(Exception):
     remedy: str | None = None
     """A sentence, or the end of one."""
     where: str | None = None
-    """The file, folder, URL or option that it concerns; None if the message alone names it."""
+    """The file, folder, URL or option that it concerns; None if `option` or only the text does."""
     lacks = ""
     """The option with which the same call succeeds, as `setting` returns it."""
 
@@ -115,6 +120,12 @@ class ShardkitError(Exception):
     def problem(self) -> str:
         """The message without the remedy."""
         return str(self.args[0]) if self.args else ""
+
+    @property
+    def option(self) -> str | None:
+        """Name in Python of the option that it concerns: the one that the message starts with."""
+        match = _REFERENCE.match(self.problem)
+        return match[1] if match else None
 
     @property
     def stated(self) -> str:
@@ -193,6 +204,12 @@ class CorruptDataset(ShardkitError):
     """A dataset directory does not match its manifest."""
 
 
+def damaged_index(fault: str) -> CorruptDataset:
+    """Return the error for an index that contradicts itself."""
+    remedy = "to rebuild it from the shards, run `shardkit index`"
+    return CorruptDataset(f"the index is damaged: {fault};", remedy=remedy)
+
+
 class CorruptShard(CorruptDataset):
     """A shard file is missing, truncated, or invalid in its format."""
 
@@ -203,10 +220,10 @@ class CorruptRecord(CorruptDataset):
 
 @contextlib.contextmanager
 def located(where: object) -> Iterator[None]:
-    """Set `ShardkitError.where` of errors in the block that have none."""
+    """Set `ShardkitError.where` of errors in the block that have neither that nor an option."""
     try:
         yield
     except ShardkitError as error:
-        if error.where is None:
+        if error.where is None and error.option is None:
             error.where = str(where)
         raise

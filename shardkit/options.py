@@ -180,7 +180,8 @@ def require_valid(values: Any) -> None:
         _require_flag(item, value)
         if item.minimum is not None and value is not None:
             require_integer(item.name, value, item.minimum)
-        if item.is_positive and value is not None and not _is_positive(value):
+        is_positive = isinstance(value, int | float) and 0 < value < math.inf
+        if item.is_positive and value is not None and not is_positive:
             raise UsageError(f"{setting(item.name, value)} is not a positive number")
         if item.requires and value != item.default and getattr(values, item.requires) is None:
             raise UsageError(f"{setting(item.name)} requires {setting(item.requires)}")
@@ -198,10 +199,6 @@ def _require_path(name: str, type_: str, value: object) -> None:
     """Refuse an empty path, which `Path` takes for the current folder."""
     if "Path" in type_ and isinstance(value, str) and not value:
         raise UsageError(f"{name} is empty", remedy="give a path or URL", where=name)
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and 0 < value < math.inf
 
 
 def require_integer(option: str, value: object, minimum: int | None = None) -> int:

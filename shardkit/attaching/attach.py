@@ -472,4 +472,5 @@ def _require_good(
     )
     error = BadImages(f"{count} in the {plan.noun}; no dataset was written", remedy=remedy)
     error.problems = tuple(skipped)
+    error.where = str(plan.scan.source)
     raise error

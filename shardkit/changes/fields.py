@@ -34,7 +34,7 @@ from shardkit.conversion.plan import ConvertOptions, Plan
 from shardkit.conversion.staging import StagingDirectory, check_target, finish_interrupted
 from shardkit.dataset.manifest import ADD, LAYERS, REMOVE, REPLACE, Layer, Manifest, save_manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
-from shardkit.errors import UsageError, setting
+from shardkit.errors import UsageError, located, setting
 from shardkit.kinds.field import Field
 from shardkit.options import option, require_valid, takes
 from shardkit.record import IMAGE, LABEL
@@ -343,14 +343,15 @@ def _name(manifest: Manifest, *, again: bool) -> str:
 @contextmanager
 def _opened(directory: Path) -> Iterator[dict[str, OpenedDataset]]:
     """Open the dataset of each split, after an interrupted change was finished."""
-    try:
-        finish_interrupted(directory)
-        datasets = OpenedDirectory(directory)
-        datasets.manifests()
-        check_target(directory, force=True)
-        yield datasets.splits
-    except OSError as error:
-        raise as_failure(error, directory) from error
+    with located(directory):
+        try:
+            finish_interrupted(directory)
+            datasets = OpenedDirectory(directory)
+            datasets.manifests()
+            check_target(directory, force=True)
+            yield datasets.splits
+        except OSError as error:
+            raise as_failure(error, directory) from error
 
 
 def _providers(
@@ -400,9 +401,12 @@ def _providers(
             )
         return [FileValues(path, options.field[0], opened)]
     if not is_table(path):
-        raise UsageError(f"{path} is neither a table (.csv, .tsv, .jsonl, .parquet) nor .npy")
+        raise UsageError(
+            f"{path} is neither a table (.csv, .tsv, .jsonl, .parquet) nor .npy", where=path
+        )
     fields = list(options.field)
-    return [TableValues(path, opened, options.key, fields, keep_classes=keep_classes)]
+    with located(path):
+        return [TableValues(path, opened, options.key, fields, keep_classes=keep_classes)]
 
 
 def _require_matched(directory: Path, options: FieldOptions, matched: Matched) -> None:

@@ -53,12 +53,15 @@ def _kind_of(path: str) -> str:
     (first,) = certain
     if first.kind == DATASET:
         raise UsageError(
-            f"{path} is a shardkit dataset", remedy="use it directly, without attaching it"
+            f"{path} is a shardkit dataset",
+            remedy="use it directly, without attaching it",
+            where=path,
         )
     if first.kind not in attachable_sources():
         raise UsageError(
             f"{path} looks like {first}, which cannot be attached;",
             remedy=f"run `{first.command(path)}`",
+            where=path,
         )
     return first.kind
 

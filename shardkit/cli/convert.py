@@ -30,7 +30,7 @@ from shardkit.contracts import Source, SourceKind
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import Placement, convert, plan_conversion
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.options import option
 from shardkit.recipe import RecipeOptions
 from shardkit.registry import (
@@ -134,10 +134,13 @@ class CommandOptions:
 
     def __post_init__(self) -> None:
         if self.dry_run and self.plan_only:
-            raise UsageError("--dry-run writes nothing, --plan-only the plan", remedy="choose one")
+            raise UsageError(
+                f"{setting('dry_run')} writes nothing, --plan-only the plan", remedy="choose one"
+            )
         if self.report is not None and (self.dry_run or self.plan_only):
             raise UsageError(
-                "--report needs a finished dataset;", remedy="leave out --dry-run and --plan-only"
+                f"{setting('report')} needs a finished dataset;",
+                remedy="leave out --dry-run and --plan-only",
             )
 
 
@@ -189,7 +192,8 @@ def _require_report(path: Path, dst: Path) -> None:
     """Refuse ``--report`` where no report can be made or written."""
     if as_url(dst):
         raise UsageError(
-            "--report reads a local dataset;", remedy=f"run `shardkit report` on a copy of {dst}"
+            f"{setting('report')} reads a local dataset;",
+            remedy=f"run `shardkit report` on a copy of {dst}",
         )
     require_own_output(path, "--report", load(f"{_REPORTING}.page:MARK"))
 

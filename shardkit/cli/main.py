@@ -189,7 +189,9 @@ def main() -> NoReturn:
             error.remedy = f"{error.remedy}: {again}"
         remedy = None if error.remedy is None else spelled(error.remedy, run.spell)
         code = 2 if isinstance(error, UsageError) else 1
-        _fail(run, code, error.text(run.spell), error_fields(error, what, remedy=remedy))
+        option = None if error.option is None else run.spell(error.option, "")
+        fields = error_fields(error, what, where=error.where or option, remedy=remedy)
+        _fail(run, code, error.text(run.spell), fields)
     except MemoryError as error:
         what = "out of memory" + (f": {error}" if str(error) else "")
         _fail(run, 1, what, error_fields(error, what))

@@ -9,7 +9,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import sys
 import time
 import warnings
@@ -122,9 +121,8 @@ def error_fields(
 ) -> dict[str, Any]:
     """Return an error as JSON values.
 
-    ``where`` is the file or option, if it is known; else that of the error, or one in its texts.
+    ``where`` is the file or option that it concerns, if it is known.
     """
-    where = where or getattr(error, "where", None) or _place(f"{what} {remedy or ''}")
     return {"type": type(error).__name__, "what": what, "where": where, "remedy": remedy}
 
 
@@ -134,15 +132,6 @@ def hinted(error: click.UsageError, ctx: click.Context, hint: str) -> click.Usag
     if hint:
         vars(made)["remedy"] = hint.strip()
     return made
-
-
-def _place(message: str) -> str | None:
-    """Return the word of the command line, or the path below it, that a message names."""
-    for word in sorted(filter(None, sys.argv[1:]), key=len, reverse=True):
-        start = r"(?<!\S)" if "/" in word or word.startswith("--") else "^"  # others are words, too
-        if match := re.search(rf"{start}{re.escape(word)}(?![^\s:/;,.])[^\s:;,]*", message):
-            return match[0]
-    return None
 
 
 def open_streams() -> None:

@@ -15,7 +15,7 @@ from shardkit.cli.printing import line, table
 from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.dataset.shardset import ShardSet, open_shards
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.record import IMAGE
 from shardkit.reporting.fields import sampled_rows
 from shardkit.reporting.pictures import picture, sheet
@@ -60,7 +60,9 @@ class ShowOptions(Options):
     def __post_init__(self) -> None:
         if self.output is not None:
             if self.output.suffix.lower() != ".png":
-                raise UsageError(f"--output {self.output}: a picture is a file named *.png")
+                raise UsageError(
+                    f"{setting('output')} {self.output}: a picture is a file named *.png"
+                )
             require_own_output(self.output, "--output", _MARK)
 
 
@@ -82,10 +84,12 @@ def show_command(run: Run, options: ShowOptions, *, dataset: Path, record: str |
       shardkit show dataset --class cat --random 16 -o cats.png
     """
     if record is not None and (options.class_name is not None or options.count is not None):
-        raise UsageError("RECORD names one record;", remedy="leave out --class and --random")
+        raise UsageError(
+            "RECORD names one record;", remedy="leave out --class and --random", where="RECORD"
+        )
     shards = open_shards(dataset)
     if options.output is not None and IMAGE not in shards.schema:
-        raise UsageError(f"{dataset} has no images;", remedy="leave out --output")
+        raise UsageError(f"{dataset} has no images;", remedy="leave out --output", where=dataset)
     rows = _chosen(shards, options) if record is None else [find_row(shards, record)]
     records = [describe_record(shards, row) for row in rows]
     run.report(

@@ -19,7 +19,7 @@ from shardkit.cli.options import (
 from shardkit.cli.printing import line, measuring_bar, show_text
 from shardkit.cli.run import Run
 from shardkit.cli.runner import command
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.measure.runner.material import choose_decode, open_subject
 from shardkit.measure.runner.spec import Subject
 from shardkit.measure.runner.steps import make_model
@@ -130,11 +130,12 @@ def tune_command(run: Run, options: CommandOptions, more: MoreOptions, *, datase
 def _find_batch_size(dataset: Path, options: CommandOptions, memory: int | None) -> FoundBatchSize:
     if options.batch_size != _AUTO:
         raise UsageError(
-            "--memory limits --batch-size auto", remedy="add that, or leave --memory out"
+            f"{setting('memory')} limits --batch-size auto",
+            remedy="add that, or leave --memory out",
         )
     if options.model is None:
         raise UsageError(
-            "--batch-size auto runs training steps",
+            f"{setting('batch_size')} auto runs training steps",
             remedy="add --model, such as --model nets:resnet",
         )
     trained = partial(_model_and_sample, dataset, options.decode, options.transform, options.model)

@@ -12,7 +12,7 @@ from shardkit.cli.printing import line, progress_bar, some
 from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.cli.url_source import Copies, copied
-from shardkit.errors import ShardkitError, UsageError
+from shardkit.errors import ShardkitError, UsageError, located, setting
 from shardkit.options import same_option
 from shardkit.system.text import amount, name_list, printable, shell, size
 from shardkit.system.urls import as_url
@@ -51,13 +51,13 @@ class CommandOptions(Options):
     def __post_init__(self) -> None:
         if self.write_receipt is not None and not self.against:
             raise UsageError(
-                "--write-receipt requires --against SRC;",
+                f"{setting('write_receipt')} requires --against SRC;",
                 remedy="--check-receipt checks an existing receipt",
             )
         for name in ("against", "write_receipt", "check_receipt"):
             if getattr(self, name) and self.level == "quick":
-                flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{flag} needs --level full or decode: quick reads no shards")
+                needs = "needs --level full or decode: quick reads no shards"
+                raise UsageError(f"{setting(name)} {needs}")
 
 
 @command("verify", argument("dataset"), options=(CommandOptions, Workers, Copies))
@@ -82,7 +82,8 @@ def verify_command(
     written = options.write_receipt
     receipt = None
     if options.check_receipt is not None:
-        receipt = load_receipt(options.check_receipt)
+        with located(options.check_receipt):
+            receipt = load_receipt(options.check_receipt)
     if written is not None:
         require_new(written, dataset)
     sources = one_or_all([copied(run, source, copies, dataset) for source in options.against])

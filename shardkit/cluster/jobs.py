@@ -282,7 +282,8 @@ class Jobs:
             if self._source is not None:
                 raise
             raise UsageError(
-                f"{error} ({as_command('work', self._ledger.location, '--source', 'SRC')})"
+                f"{error.stated} ({as_command('work', self._ledger.location, '--source', 'SRC')})",
+                where=error.where,
             ) from error
 
     def build(self, number: int) -> Built:

@@ -21,7 +21,7 @@ from shardkit.conversion.task import ShardResult, load_result, saved_result
 from shardkit.dataset.manifest import (
     ShardEntry,
 )
-from shardkit.errors import UsageError, setting
+from shardkit.errors import UsageError, located, setting
 from shardkit.remote.bucket import BucketPlan
 from shardkit.system.safe_paths import UNFIT, remove, walk
 from shardkit.system.temporary import TemporaryFolder
@@ -177,14 +177,15 @@ def open_ledger(target: str | Path, staging: str | Path | None = None) -> Iterat
     UsageError if there is no plan at the URL.
     """
     if as_url(target) is not None:
-        with local_folder(staging) as folder:
+        with local_folder(staging) as folder, located(target):
             yield BucketLedger.open(str(target), folder)
     elif staging is not None:
         raise UsageError(
             f"{target} is local;", remedy=f"{setting('staging')} is for jobs that write to a URL"
         )
     else:
-        yield Ledger(Path(target))
+        with located(target):
+            yield Ledger(Path(target))
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from shardkit.dataset.manifest import (
     save_manifest,
 )
 from shardkit.dataset.reports import IGNORED, SKIPPED, report_lines
-from shardkit.errors import CorruptDataset, Problem, UsageError
+from shardkit.errors import Problem, UsageError, damaged_index
 from shardkit.kinds.field import Schema
 from shardkit.record import ABSENT, IMAGE, LABEL, LABEL_FIELD, META_FIELD, STORED_KINDS, image_name
 from shardkit.system.files import as_name, sha256_of, sync
@@ -134,10 +134,7 @@ def _stored_names(part: IndexPart, schema: Schema, present: Mapping[str, int]) -
             entries = part.rows if name == IMAGE else part.apart[name]
             codes = np.bincount(entries["field"], minlength=len(STORED_KINDS)).tolist()
             if len(codes) > len(STORED_KINDS):
-                raise CorruptDataset(
-                    f"the index is damaged: it states a kind for {quoted(name)} that is unknown;",
-                    remedy="to rebuild it from the shards, run `shardkit index`",
-                )
+                raise damaged_index(f"it states a kind for {quoted(name)} that is unknown")
             for kind, count in zip(STORED_KINDS, codes, strict=True):
                 if kind != ABSENT:
                     counts[image_name(name, kind)] = count

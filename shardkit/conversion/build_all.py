@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from shardkit.contracts import PartedSource, Scan, Source
+from shardkit.contracts import PartedSource, Scan, Source, scan_source
 from shardkit.conversion.parted_scan import Listed, ListTask, list_part, scan_in_parts
 from shardkit.conversion.task import Built, Task, carry_out
+from shardkit.errors import located
 from shardkit.options import option, require_valid
 from shardkit.system.pool import Progress, Report, run_on, run_tasks, worthwhile
 
@@ -90,8 +91,9 @@ class Builder(Processes):
         ``seed_of`` returns the seed of the stored order of parts; None keeps that of the source.
         """
         if not isinstance(source, PartedSource):
-            return source.scan(classes)
-        return scan_in_parts(source, folder, seed_of, self._list_parts, classes)
+            return scan_source(source, classes)
+        with located(source):
+            return scan_in_parts(source, folder, seed_of, self._list_parts, classes)
 
     def _list_parts(self, tasks: Sequence[ListTask]) -> Iterator[tuple[ListTask, Listed]]:
         """List the parts of a source; the first here, since other processes take time to start."""

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from shardkit.contracts import PartedSource, Scan, Source, Target
+from shardkit.contracts import PartedSource, Scan, Source, Target, scan_source
 from shardkit.conversion.assemble import save_manifests
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.engine import Build, build, finish, prepare
@@ -23,7 +23,7 @@ from shardkit.conversion.staging import (
 from shardkit.conversion.task import load_result
 from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.errors import DiskFull, UsageError, setting
+from shardkit.errors import DiskFull, UsageError, located, setting
 from shardkit.options import changed, group, option, takes
 from shardkit.recipe import Recipe, RecipeOptions
 from shardkit.sources.imagefolder import FolderOptions
@@ -172,9 +172,10 @@ def plan_conversion(
     """
     request = asked.open(source, recipe)
     folder = open_target(target, request.placement).folder
-    scan = request.source.scan()
+    scan = scan_source(request.source)
     refuse_overlap(scan.source, folder)
-    check_target(folder, force=request.placement.force)
+    with located(folder):
+        check_target(folder, force=request.placement.force)
     return make_plan(scan, request.options)
 
 
@@ -248,7 +249,7 @@ def _convert(request: Request, target: Path) -> Converted:
     source, options, builder, placement = request
     force = placement.force
     if not isinstance(source, PartedSource):
-        return convert_scan(source.scan(), target, options, builder, force=force)
+        return convert_scan(scan_source(source), target, options, builder, force=force)
     refuse_overlap(source, target)
     lister = replace(builder, on_progress=None)
     make = partial(plan_source, source, options)

@@ -206,7 +206,7 @@ def require_good(works: Sequence[ShardWork], plan: Plan, staging: StagingDirecto
     if not problems or (skip and shards):
         return
     count = f"{len(problems)} bad file{'s' if len(problems) > 1 else ''}"
-    small = sum(TOO_SMALL in problem.message for problem in problems)
+    small = sum("enlarge" in problem.settings for problem in problems)
     if small:
         count += f", {small} of them too small ({TOO_SMALL} accepts these)"
     first = f"The first is {problems[0].path}: {problems[0].message}"
@@ -226,6 +226,7 @@ def require_good(works: Sequence[ShardWork], plan: Plan, staging: StagingDirecto
             f"{staging.folder}.) {first}",
         )
     error.problems = tuple(problems)
+    error.where = str(plan.scan.source)
     raise error
 
 
@@ -258,25 +259,17 @@ def parts_of(work: ShardWork, plan: Plan, *, first: int = 0) -> Parts:
     split = plan.split(work.split)
     classes = None if plan.scan.classes is None else len(plan.scan.classes)
     if split.original is None:
-        groups = [work.group()]
-        sources = [split.meta["source"]]
-        versions = [plan.software]
-        starts = [first]
+        made = [(work.group(), split.meta["source"], plan.software, first)]
     else:
-        groups = []
-        sources = []
-        versions = []
-        starts = []
+        made = []
         here = {name: plan.software[name] for name in plan.storage.libraries}
         ignored = split.original.ignored
         for part, rows in zip(split.original.parts, itertools.pairwise(split.starts), strict=True):
             start, stop = (bisect.bisect_left(split.cuts, row) for row in rows)
             group = work.of(work.tasks[start:stop]).group()
             skipped = [*part.skipped, *group.skipped]
-            groups.append(replace(group, skipped=skipped, ignored=() if groups else ignored))
-            sources.append(part.source)
-            versions.append({**part.software, **here})
-            starts.append(first + start)
+            group = replace(group, skipped=skipped, ignored=() if made else ignored)
+            made.append((group, part.source, {**part.software, **here}, first + start))
     entries = [
         PartEntry(
             shards=len(group.shards),
@@ -286,9 +279,9 @@ def parts_of(work: ShardWork, plan: Plan, *, first: int = 0) -> Parts:
             source=source,
             software=software,
         )
-        for group, start, source, software in zip(groups, starts, sources, versions, strict=True)
+        for group, source, software, start in made
     ]
-    return Parts(groups, entries)
+    return Parts([group for group, *_ in made], entries)
 
 
 def finish(work: ShardWork, plan: Plan) -> Manifest:

@@ -24,7 +24,7 @@ from shardkit.conversion.lock import locked
 from shardkit.dataset.index import INDEX_DIRECTORY
 from shardkit.dataset.manifest import MANIFEST_NAME, PARTS, is_of_layer, require_file_name
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.errors import ConversionFailed, ShardkitError, UsageError, setting
+from shardkit.errors import ConversionFailed, ShardkitError, UsageError, located, setting
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import (
     as_name,
@@ -360,7 +360,7 @@ def open_staging(target: Path, *, force: bool) -> Iterator[StagingDirectory]:
     """
     staging = StagingDirectory(target)
     clear_trash(target)  # of a run that was killed at the end
-    with locked(staging.folder, lambda: check_target(target, force=force)):
+    with located(target), locked(staging.folder, lambda: check_target(target, force=force)):
         try:
             remove_tree(target, _SCRATCH)  # of a plan that was killed
             yield staging
@@ -384,7 +384,7 @@ def scratch_folder(directory: Path, check: Callable[[], object]) -> Iterator[Pat
     ``check`` is as for `shardkit.conversion.lock.locked`.
     """
     target = _with_all_splits(directory)
-    with locked(target / WORK_NAME, check):
+    with located(directory), locked(target / WORK_NAME, check):
         try:
             with StagingDirectory(target).scratch() as scratch:
                 yield scratch
@@ -503,11 +503,11 @@ def check_target(target: Path, *, force: bool) -> None:
                 raise UsageError(f"{path} is a link whose target is missing", where=path) from None
         return
     except NotADirectoryError:
-        raise UsageError(f"{target} is a file, not a directory", where=target) from None
+        raise UsageError(f"{target} is a file, not a directory") from None
     except OSError as error:
         if error.errno not in NO_PATH:
             raise
-        raise UsageError(f"{target} cannot be read: {error.strerror}", where=target) from error
+        raise UsageError(f"{target} cannot be read: {error.strerror}") from error
     if StagingDirectory(target).is_ready:
         return  # an earlier run was interrupted while publishing
     if MANIFEST_NAME in names:
@@ -518,12 +518,10 @@ def check_target(target: Path, *, force: bool) -> None:
                     "to it",
                     remedy="choose another directory, or discard those rows, too, with "
                     f"{setting('force', True)}",
-                    where=target,
                 )
             raise UsageError(
                 f"{target} already holds a dataset;",
                 remedy=f"{setting('force', True)} replaces it",
-                where=target,
             )
         # This fails for a damaged manifest, which cannot list the files to replace.
         _require_removable(target, files_of(target))
@@ -532,7 +530,6 @@ def check_target(target: Path, *, force: bool) -> None:
         raise UsageError(
             f"{target} holds other files ({some});",
             remedy="choose a new or empty directory",
-            where=target,
         )
 
 
@@ -552,6 +549,7 @@ def refuse_overlap(source: Source, target: Path) -> None:
             raise UsageError(
                 f"{target} and the source {path} overlap",
                 remedy="choose a directory outside of it, or a smaller source folder",
+                where=target,
             )
 
 

@@ -70,15 +70,18 @@ class ShardFile:
                 ) from error
             if not isinstance(error, UNFIT):
                 raise
-            raise CorruptShard(f"the shard {path} cannot be opened: {error.strerror}") from error
+            raise CorruptShard(
+                f"the shard {path} cannot be opened: {error.strerror}", where=path
+            ) from error
         with naming(path):
             status = os.fstat(self.descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise CorruptShard(f"the shard {path} is not a file", remedy=remedy)
+            raise CorruptShard(f"the shard {path} is not a file", remedy=remedy, where=path)
         if status.st_size != size:
             raise CorruptShard(
                 f"the shard {path} has {status.st_size} bytes; the manifest says {size}",
                 remedy=remedy,
+                where=path,
             )
         os.set_blocking(self.descriptor, True)
         self.modified = status.st_mtime_ns

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.errors import CorruptDataset
+from shardkit.errors import CorruptDataset, damaged_index
 from shardkit.kinds.column import PARTS, Column, join_columns, take_rows, type_of
 from shardkit.kinds.field import (
     Field,
@@ -256,10 +256,7 @@ class StringTable(Sequence[str]):
                 text[begin:end].decode("utf-8", errors) for begin, end in pairwise(bounds.tolist())
             ]
         except UnicodeDecodeError as error:
-            raise CorruptDataset(
-                f"the index is damaged: a text of rows {start} to {stop - 1} is not UTF-8;",
-                remedy="to rebuild it from the shards, run `shardkit index`",
-            ) from error
+            raise damaged_index(f"a text of rows {start} to {stop - 1} is not UTF-8") from error
 
     def _span(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], bytes]:
         """Return the bounds of the strings of neighboring rows, and their text in one piece."""
@@ -272,11 +269,7 @@ class StringTable(Sequence[str]):
         # Each end may be any number: the text of a sparse file must not fill the memory.
         most = min(len(self._text), first + (stop - start) * MAX_KEY_BYTES + _LARGEST_TEXT)
         if not 0 <= first <= last <= most or (bounds[1:] < bounds[:-1]).any():
-            raise CorruptDataset(
-                f"the index is damaged: the texts of rows {start} to {stop - 1} overlap, or are "
-                "too long;",
-                remedy="to rebuild it from the shards, run `shardkit index`",
-            )
+            raise damaged_index(f"the texts of rows {start} to {stop - 1} overlap, or are too long")
         return bounds - first, _part_of(self._text, first, last).tobytes()
 
 
@@ -443,6 +436,7 @@ class Index:
                 f"{path} does not describe {self._count} rows: {reason}",
                 remedy="To rebuild the index from the shards, run "
                 f"{as_command('index', self._directory)}.",
+                where=path,
             ) from error
 
 
@@ -492,15 +486,9 @@ class StoredColumn:
         """Return the column of all rows."""
         if self._held is not None:
             return self._held
-        column = Column(
-            self.field,
-            *(
-                _part_of(self._files[part], 0, len(self._files[part]))
-                if part in self._files
-                else None
-                for part in PARTS
-            ),  # type: ignore[arg-type]
-        )
+        files = map(self._files.get, PARTS)
+        arrays = (None if file is None else _part_of(file, 0, len(file)) for file in files)
+        column = Column(self.field, *arrays)  # type: ignore[arg-type]
         _require_sound(column)
         for array in column.parts().values():
             array.setflags(write=False)
@@ -554,10 +542,7 @@ def _require_sound(column: Column) -> None:
         most = len(column.field.classes or ())
         wrong = wrong or bool(labels.min() < 0 or labels.max() >= max(most, 1))
     if wrong:
-        raise CorruptDataset(
-            "the index is damaged: the values of rows overlap, or a label is no class;",
-            remedy="to rebuild it from the shards, run `shardkit index`",
-        )
+        raise damaged_index("the values of rows overlap, or a label is no class")
 
 
 def save_index(

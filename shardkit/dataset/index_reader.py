@@ -183,9 +183,10 @@ def _require_content(directory: Path, name: str, sha256: str) -> None:
     try:
         digest = sha256_of(path, directory)
     except UNFIT as error:
-        raise CorruptDataset(f"{path} cannot be read: {error.strerror}") from error
+        raise CorruptDataset(f"{path} cannot be read: {error.strerror}", where=path) from error
     if digest != sha256:
         raise CorruptDataset(
             f"{path} differs from the manifest: its SHA-256 does not match",
             remedy=f"To rebuild the index from the shards, run {as_command('index', directory)}.",
+            where=path,
         )

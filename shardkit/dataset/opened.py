@@ -27,7 +27,7 @@ from shardkit.dataset.manifest import (
 from shardkit.dataset.parts import Part, dataset_parts
 from shardkit.dataset.reports import IGNORED, StoredReport, excluded_paths
 from shardkit.dataset.shard_files import LOCAL_FILES, Access
-from shardkit.errors import CorruptDataset, Problem, UsageError, setting
+from shardkit.errors import CorruptDataset, Problem, UsageError, located, setting
 from shardkit.record import DATASET_FILE
 from shardkit.system.files import as_name, has_sha256, require_local, sha256_of
 from shardkit.system.late import load
@@ -397,8 +397,9 @@ def open_one(
     damaged, ShardkitError if the store cannot be read.
     """
     scheme, path = scheme_and_path(path)
-    opened: OpenedDataset = load(_OPENERS[scheme])(path, split, root, fetching)
-    return opened
+    with located(path):
+        opened: OpenedDataset = load(_OPENERS[scheme])(path, split, root, fetching)
+        return opened
 
 
 def open_local(

@@ -345,6 +345,7 @@ class ShardSet:
             f"record {quoted(key)} (row {row}, from {quoted(source)}) in {path} at byte "
             f"{offset} is damaged: {reason}",
             remedy=self.files.remedy,
+            where=path,
         )
 
 

@@ -14,7 +14,7 @@ from shardkit.conversion.disk import as_failure
 from shardkit.conversion.lock import locked
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import UsageError, setting
+from shardkit.errors import UsageError, located, setting
 from shardkit.exporting.output import OutputFolder
 from shardkit.exporting.records import Exporting
 from shardkit.system.files import overlap, require_local, sync
@@ -132,7 +132,7 @@ def staged(directory: Path, target: Path) -> Iterator[OutputFolder]:
     empty, it must have the same files: an earlier run, perhaps killed at the end, has made them.
     """
     work = _work_folder(target)
-    with locked(work, lambda: _check(directory, target)):
+    with located(target), locked(work, lambda: _check(directory, target)):
         try:
             for name in set(os.listdir(work)) - {"lock", "owner"}:
                 shutil.rmtree(work / name)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.errors import CorruptDataset
+from shardkit.errors import damaged_index
 from shardkit.kinds.field import Field, Packed, Stack
 from shardkit.record import Record
 
@@ -106,10 +106,7 @@ class Column(NamedTuple):
         try:
             return self.field.type.unpack(self.field, self.values[self.span(row)], labels)
         except (ValueError, RecursionError) as error:
-            raise CorruptDataset(
-                f"the index is damaged: row {row} of a column: {error};",
-                remedy="to rebuild it from the shards, run `shardkit index`",
-            ) from error
+            raise damaged_index(f"row {row} of a column: {error}") from error
 
     def _labels(self, row: int) -> npt.NDArray[np.int32]:
         if self.labels is None:

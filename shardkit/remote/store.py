@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, NoReturn, TypeVar
 
-from shardkit.errors import CorruptShard, ShardkitError, UsageError
+from shardkit.errors import CorruptShard, ShardkitError, UsageError, located
 from shardkit.system.late import load
 from shardkit.system.urls import WRITABLE
 
@@ -188,14 +188,15 @@ class Store(ABC):
     @contextlib.contextmanager
     def _named(self, name: str) -> Iterator[None]:
         """Turn an error of the client into one line that names the object."""
-        try:
-            yield
-        except (ShardkitError, Exists):
-            raise
-        except FileNotFoundError as error:
-            raise self._missing(name, error) from None
-        except self.errors as error:
-            raise self._error(name, error) from None
+        with located(self.url):
+            try:
+                yield
+            except (ShardkitError, Exists):
+                raise
+            except FileNotFoundError as error:
+                raise self._missing(name, error) from None
+            except self.errors as error:
+                raise self._error(name, error) from None
 
     def _missing(self, name: str, error: Exception) -> ShardkitError:
         return Missing(f"{self.url} contains no {name}")

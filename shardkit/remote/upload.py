@@ -38,6 +38,7 @@ class UploadTarget(Target):
             raise UsageError(
                 f"{url} is written from a local copy of the dataset;",
                 remedy=f"name a folder for it with {setting('staging')}",
+                where=url,
             )
         self.url = url
         self.folder = Path(staging)
@@ -111,9 +112,11 @@ def writable(url: str | os.PathLike[str]) -> str:
     """Return a URL to write to; UsageError if it is not one."""
     target = as_url(url)
     if target is None:
-        raise UsageError(f"{url} is not a URL", remedy=f"give {_WRITABLE}")
+        raise UsageError(f"{url} is not a URL", remedy=f"give {_WRITABLE}", where=url)
     if not target.startswith(WRITABLE):
-        raise UsageError(f"{target} can only be read;", remedy=f"write to {_WRITABLE}")
+        raise UsageError(
+            f"{target} can only be read;", remedy=f"write to {_WRITABLE}", where=target
+        )
     return target
 
 
@@ -128,7 +131,9 @@ def occupied(target: str) -> UsageError:
 
 def taken(target: str, which: str = "a") -> UsageError:
     """Return the error that a URL holds a dataset, or another one."""
-    return UsageError(f"{target} already holds {which} dataset;", remedy="choose another URL")
+    return UsageError(
+        f"{target} already holds {which} dataset;", remedy="choose another URL", where=target
+    )
 
 
 def manifest_at(url: str) -> bytes | None:

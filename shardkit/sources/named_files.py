@@ -37,7 +37,6 @@ from shardkit.system.files import as_name, as_text, parts_of_text, read_small, r
 from shardkit.system.text import quoted
 from shardkit.system.text_hashes import TextHashes
 
-_LEADS = "it is below a link that leads out of the root folder"
 _FOLLOWED = setting("follow_links", True)
 _TOO_DEEP = "its values are nested too deeply"
 
@@ -117,7 +116,8 @@ class NamedSource(ListedSource):
         """List the images; UsageError if all are links that lead out of the folder."""
         found = super().scan(classes)
         problems = [problem for listed in found.problems.values() for problem in listed]
-        if not any(map(len, found.splits.values())) and all(_LEADS in p.reason for p in problems):
+        only_links = all("follow_links" in problem.settings for problem in problems)
+        if not any(map(len, found.splits.values())) and only_links:
             error = UsageError(
                 f"all images of {self} are links that lead out of {self.root}, as in a cache of "
                 "the Hub",
@@ -372,7 +372,10 @@ class Names:
 
     def _require_below(self, path: str) -> None:
         if not self._follows_links and not is_below(os.path.realpath(path), self._top):
-            raise BadImage(_LEADS, remedy=f"if you trust its links, add {_FOLLOWED}")
+            raise BadImage(
+                "it is below a link that leads out of the root folder",
+                remedy=f"if you trust its links, add {_FOLLOWED}",
+            )
 
     def images(self, folder: str = "") -> Iterator[str]:
         """Yield the images in a folder and below it, by suffix, sorted, as paths below the root.

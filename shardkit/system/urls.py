@@ -36,12 +36,13 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
         parts = urlsplit(url)
         host = parts.hostname
     except ValueError:
-        raise UsageError("the URL is not valid: its host cannot be read") from None
+        raise UsageError("the URL is not valid: its host cannot be read", where="URL") from None
     if "@" in parts.netloc or parts.query or parts.fragment:  # never repeated in a message
         raise UsageError(
             f"the {parts.scheme}:// URL holds a user, a query or a fragment;",
             remedy=f"give only {parts.scheme}://BUCKET/PATH, and set credentials in the "
             "environment",
+            where=f"{parts.scheme}://",
         )
     local = host in ("127.0.0.1", "localhost", "::1") and parts.scheme in _TEST_SCHEMES
     chained = match[1] or "::" in parts.path

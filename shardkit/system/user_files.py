@@ -63,7 +63,7 @@ def require_own_output(path: Path, option: str, mark: str) -> None:
         why = f"{command} did not write this file; choose another name, or remove it"
     else:
         return
-    raise UsageError(f"{option} {path}: {why}")
+    raise UsageError(f"{option} {path}: {why}", where=option)
 
 
 def _starts_with(path: Path, mark: bytes) -> bool:

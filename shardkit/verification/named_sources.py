@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from shardkit.contracts import Scan
+from shardkit.contracts import Scan, scan_source
 from shardkit.dataset.manifest import Manifest
 from shardkit.dataset.opened import OpenedDataset, is_dataset
 from shardkit.dataset.parts import changed_fields, how_made
@@ -141,7 +141,9 @@ class Sources:
                 if count == 1:
                     raise load(_WITH_REMEDY)(error, root, names[0], first.top) from error.__cause__
                 raise UsageError(
-                    f"{remedy}. For part {number + 1}: {error.problem}", remedy=error.remedy
+                    f"{remedy}. For part {number + 1}: {error.problem}",
+                    remedy=error.remedy,
+                    where=error.where,
                 ) from error
             matches += here
         return matches
@@ -152,7 +154,7 @@ def _scan(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
     for manifest in manifests.values():
         how_made(manifest)
     kinds = {manifest.source["kind"] for manifest in manifests.values()}
-    classes = [manifest.classes for manifest in manifests.values() if manifest.classes]
+    classes = next((known for manifest in manifests.values() if (known := manifest.classes)), ())
     if len(kinds) != 1:
         raise UsageError(
             f"the splits have sources of different kinds: {sorted(kinds)}",
@@ -160,10 +162,10 @@ def _scan(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
         )
     (kind,) = kinds
     if is_dataset(root) and kind != DATASET:  # one with the same records
-        return open_source(DATASET, root).scan(classes[0] if classes else ())
+        return scan_source(open_source(DATASET, root), classes)
     described = {split: manifest.source for split, manifest in manifests.items()}
     schema = next(iter(manifests.values())).fields_by_name
-    scan = reopen(kind, root, described, schema).scan(classes[0] if classes else ())
+    scan = scan_source(reopen(kind, root, described, schema), classes)
     changed = changed_fields(next(iter(described.values())))
     if changed.isdisjoint(scan.schema):
         return scan

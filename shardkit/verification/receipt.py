@@ -80,6 +80,7 @@ def _exists(path: Path) -> UsageError:
     return UsageError(
         f"{path} exists already;",
         remedy=f"choose another file, or check that receipt with --check-receipt {path}",
+        where=path,
     )
 
 

@@ -63,6 +63,7 @@ def rebuild_index(
                 raise CorruptShard(
                     f"{path} is missing or damaged; an index built from it would hide that",
                     remedy=f"For details, run {as_command('verify', directory)}.",
+                    where=path,
                 )
             yield index_shard(storage, path)
             if on_progress:

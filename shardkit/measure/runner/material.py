@@ -41,7 +41,9 @@ def is_dataset(path: str) -> bool:
     folder = Path(path)
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
-        raise UsageError(f"{path} {what}", remedy="give a shardkit dataset or a folder of images")
+        raise UsageError(
+            f"{path} {what}", remedy="give a shardkit dataset or a folder of images", where=path
+        )
     return (folder / MANIFEST_NAME).exists() and bool(OpenedDirectory(folder).splits)
 
 

@@ -273,7 +273,8 @@ class ImageReader:
         self.rows.context.note(located.rows[number])
         outs = [None if view.block is None else view.values[number] for view in views]
         only = outs[0] if len(outs) == 1 and not self.crops else None
-        if only is not None and self._is_raw(number, only.nbytes):
+        is_raw = located.fields[number] == "raw"
+        if only is not None and is_raw and located.lengths[number] == only.nbytes:
             located.read(number, only.reshape(-1).view(np.uint8).data)
             return [only]
         stored = located.read(number, self._buffer)
@@ -286,10 +287,6 @@ class ImageReader:
                 return render_views(stored, list(zip(ops, crops, outs, strict=True)), self.decoding)
             pixels = decode_stored(stored, self.decoding, out=outs[0])
             return [pixels, *(_copied(pixels, out) for out in outs[1:])]
-
-    def _is_raw(self, number: int, size: int) -> bool:
-        """Return whether an image is stored as ``size`` bytes of pixels."""
-        return self.located.fields[number] == "raw" and self.located.lengths[number] == size
 
 
 def _fill(readers: Sequence[ImageReader]) -> list[Sequence[int]]:

@@ -247,12 +247,23 @@ def test_where_and_remedy_are_told_apart(tmp_path: Path) -> None:
 def test_the_place_of_an_error_is_not_looked_for_in_its_message(
     inputs: Path, tmp_path: Path
 ) -> None:
+    def convert_to(source: str, *options: str) -> tuple[str | Path, ...]:
+        words = "convert", "imagefolder", inputs / source, tmp_path / "out", "--to", "lmdb"
+        return (*words, *options)
+
     for words, where in (
         (("info", ""), "DATASET"),
         (("convert", "imagefolder", "", tmp_path / "out", "--to", "lmdb"), "SRC"),
         (("convert", "imagefolder", inputs / "photos", inputs / "made", "--to", "hdf5"), "made"),
         (("convert", "hdf5", inputs / "none.h5", tmp_path / "out", "--to", "lmdb"), "none.h5"),
         (("info", inputs / "bad"), "bad/shardkit.json"),
+        (("show", inputs / "damaged", "1"), ".lmdb"),
+        (("verify", inputs / "made", "--against", inputs / "none"), "/none"),
+        (("verify", inputs / "made", "--check-receipt", inputs / "none.json"), "/none.json"),
+        (("fields", "add", inputs / "made", "--from", inputs / "photos/x.txt"), "/x.txt"),
+        (convert_to("broken", "--workers", "1"), "/broken"),  # "1 bad file" is no place
+        (convert_to("photos", "--resize-mode", "pad"), "--resize-mode"),
+        (convert_to("photos", "--exclude", "x", "--dry-run", "--plan-only"), "--dry-run"),
     ):
         error = json.loads(run_main(*words, "--json").stdout)["error"]
         assert error["where"].endswith(where), error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
@@ -23,8 +24,8 @@ from shardkit import UsageError, convert
 from shardkit.cli import main
 from shardkit.cli.main import cli
 from shardkit.cli.printing import some
-from shardkit.cli.run import error_fields, flags_of
-from shardkit.errors import ConversionFailed, CorruptDataset, setting, spelled
+from shardkit.cli.run import flags_of
+from shardkit.errors import ConversionFailed, CorruptDataset, Problem, located, setting, spelled
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/some/file")
 
@@ -292,7 +293,20 @@ def test_the_parts_of_an_error() -> None:
     error = UsageError("/a is not /b;", remedy=f"try {setting('force', True)}", where="/c")
     error = pickle.loads(pickle.dumps(error))
     assert str(error) == "/a is not /b; try force=True"
-    assert error_fields(error, str(error))["where"] == "/c"
+    assert (error.where, error.option) == ("/c", None)
+    error = UsageError(f"{setting('resize_mode', 'pad')} requires {setting('resize')}")
+    with contextlib.suppress(UsageError), located("/a"):
+        raise error
+    assert (error.where, error.option) == (None, "resize_mode")
+    error = UsageError(f"/a is no folder, so {setting('resize')} is not used")
+    with contextlib.suppress(UsageError), located("/b"), located("/a"):
+        raise error
+    assert (error.where, error.option) == ("/a", None)
+    problem = Problem(path="x", reason=f"too few pixels ({setting('enlarge', True)} accepts it)")
+    assert (problem.settings, problem.reason) == (
+        ["enlarge"],
+        "too few pixels (enlarge=True accepts it)",
+    )
     assert str(UsageError("it is", remedy="Wait.")) == "it is. Wait."
     assert str(UsageError("it is", remedy="wait")) == "it is: wait"
     assert str(UsageError("it is")) == "it is"
