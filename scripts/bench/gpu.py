@@ -1,4 +1,4 @@
-"""One command for a machine with a GPU: loading, training, checks and decoding, in nine minutes.
+"""One command for a machine with a GPU: loading, training and checks, in nine minutes.
 
     python scripts/bench/gpu.py [PHOTOS] [--results DIR] [--minutes 8.5] [--only checks,training]
 
@@ -40,11 +40,7 @@ PARTS = (
         for layers in (50, 18)
     ),
     Part(name="checks", function="gpu_parts.checks:run", weight=1.5),
-    Part(
-        name="launches", function="gpu_parts.training:launches", weight=1.5, options={"layers": 18}
-    ),
     Part(name="scaling-jpeg", function="gpu_parts.scaling:jpeg", weight=1.5),
-    Part(name="decoding", function="gpu_parts.decoding:run", weight=0.7),
     Part(name="scaling-planes", function="gpu_parts.scaling:planes", weight=1),
     Part(name="scaling-raw", function="gpu_parts.scaling:raw", weight=1),
     Part(name="memory", function="gpu_parts.checks:memory", weight=0.7),
@@ -53,9 +49,8 @@ PARTS = (
 it leaves the rest of its time to the others."""
 
 RATIOS = {
-    "training and launches": "of one cached batch",
+    "training": "of one cached batch",
     "scaling": "efficiency",
-    "decoding": "of shardkit on the CPU",
 }
 """What the ratios of a part compare with."""
 

@@ -23,13 +23,13 @@ from harness import Table
 from workloads.rows import Bench
 
 WORKLOADS = {
-    "crop": "crop",
-    "raw": "raw",
-    "arrays": "arrays",
-    "random": "random_crop",
-    "convert": "conversion",
+    "crop": "loading:crop",
+    "raw": "loading:raw",
+    "arrays": "loading:arrays",
+    "random": "loading:random",
+    "convert": "conversion:run",
 }
-"""Name on the command line and in the page, and its module in `workloads`."""
+"""Name on the command line and in the page, and the function in a module of `workloads`."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -44,7 +44,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(name: str, given: argparse.Namespace, bench: Bench) -> None:
     """Measure one workload; print and keep its results."""
-    run: Callable[[Bench], list[Table]] = import_module(f"workloads.{WORKLOADS[name]}").run
+    module, function = WORKLOADS[name].split(":")
+    run: Callable[[Bench], list[Table]] = getattr(import_module(f"workloads.{module}"), function)
     tables = run(bench)
     command = (
         f"python scripts/bench/run.py PHOTOS --only {name} --rounds {given.rounds} "

@@ -205,7 +205,7 @@ def test_the_table_has_a_line_for_each_result_and_each_problem(
             status="complete",
             rows=[row("thread", value=1234.5, unit="images/s", ratio=0.987, remark="idle | 1%")],
         ),
-        isolation.Outcome(name="decoding", status="not available", remark="no\ntorchcodec"),
+        isolation.Outcome(name="scaling", status="not available", remark="no\ntorchcodec"),
         isolation.Outcome(
             name="checks", status="stopped", remark="killed", rows=[row("a", value=3)]
         ),
@@ -216,12 +216,12 @@ def test_the_table_has_a_line_for_each_result_and_each_problem(
         "| part | case | result | ratio | remark |",
         "|---|---|---:|---:|---|",
         "| training | thread | 1,234 images/s | 0.99 | idle \\| 1% |",
-        "| decoding | | | | not available: no torchcodec |",
+        "| scaling | | | | not available: no torchcodec |",
         "| checks | a | 3 |  |  |",
         "| checks | | | | stopped: killed |",
         "| memory | | | | not run |",
     ]
-    assert "training and launches: of one cached batch" in notes
+    assert "training: of one cached batch" in notes
     assert [gpu.has_failed(outcome) for outcome in outcomes] == [False, False, True, True]
     wrong = isolation.Outcome(name="checks", status="complete", rows=[row("a", is_failure=True)])
     assert gpu.has_failed(wrong)
@@ -320,7 +320,7 @@ def test_all_parts_run_on_a_cpu(
     monkeypatch.setattr(isolation.subprocess, "Popen", start_script)
     monkeypatch.setenv("PYTHONPATH", f"{BENCH}:{os.environ.get('PYTHONPATH', '')}")
     # The others differ in options alone.
-    parts = "environment,data,training-18-4,checks,launches,decoding,scaling-raw,memory"
+    parts = "environment,data,training-18-4,checks,scaling-raw,memory"
 
     code = gpu.main(
         ["--device", "cpu", "--minutes", "60", "--results", str(tmp_path), "--only", parts]
@@ -329,7 +329,6 @@ def test_all_parts_run_on_a_cpu(
     values = json.loads((tmp_path / "gpu.json").read_text())
     assert code == 0, values
     status = {part["name"]: part["status"] for part in values["parts"]}
-    assert status.pop("decoding") in ("complete", "not available")
     assert set(status.values()) == {"complete"}, values
     cases = {(part["name"], row["case"]) for part in values["parts"] for row in part["rows"]}
     expected = {("checks", "pixels, thread, not pinned"), ("scaling-raw", "process, 2 workers")}

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import torch
 from gpu_parts import peers
-from gpu_parts.job import KINDS, Job, cores, engines, pause
+from gpu_parts.job import KINDS, Job, cores, pause
 from gpu_parts.resnet import ResNet
 from isolation import Progress
 from torch import nn
@@ -38,9 +38,6 @@ FEEDS = (
     ("raw", "resident"),
 )
 """What is read, and by what: a peer, an engine, or from the device's memory."""
-
-SMALL_BATCH = 32
-"""A step waits for its launches, which a loader delays most."""
 
 _BATCHES = {40: 256, 20: 128, 10: 64, 0: 32}
 """Largest batch by GiB that are free."""
@@ -169,29 +166,6 @@ def run(values: dict[str, Any], progress: Progress) -> None:
             _close(loader)
 
 
-def launches(values: dict[str, Any], progress: Progress) -> None:
-    """Measure what loaders do to the launches of a small model, prefetched or not."""
-    job = Job.of(values)
-    job.limit_cores()
-    trainer = _trainer(job)
-    size = 2 if job.is_small else SMALL_BATCH
-    cases: list[tuple[str, dict[str, Any]]] = [(engine, {}) for engine in engines(progress)]
-    cases += [("thread", {"priority": "low"}), ("thread", {"num_workers": 4})]
-    prefix = f"ResNet-{job.layers}, batches of {size}"
-    base = _cached(trainer, job, size, job.seconds(_LONGEST, progress.left / 8))
-    _add(progress, f"{prefix}: {CACHED}", base, base)
-    for number, (engine, options) in enumerate(cases):
-        seconds = job.seconds(_LONGEST, progress.left / (len(cases) + 1 - number) / 2)
-        case = ", ".join([f"{prefix}: {engine}", *(f"{k}={v}" for k, v in options.items())])
-        with progress.case(case):
-            loader = _loader(job, "jpeg", engine, size, **options)
-            _add(progress, case, _fed(trainer, loader, seconds), base)
-            if engine == "thread" and not options:
-                plain = _copied(loader, trainer.device)
-                _add(progress, f"{case}, no prefetcher", _train(trainer, plain, seconds), base)
-            _close(loader)
-
-
 def cpu_seconds() -> float:
     """Return the CPU time of this process and its workers so far."""
     process = psutil.Process()
@@ -207,7 +181,7 @@ def _trainer(job: Job) -> Trainer:
     return Trainer(job.device, ResNet(job.layers, 8 if job.is_small else 64))
 
 
-def _loader(job: Job, kind: str, feed: str, size: int, **options: Any) -> Any:
+def _loader(job: Job, kind: str, feed: str, size: int) -> Any:
     """Return an endless loader."""
     if feed in ("ImageFolder", "WebDataset"):
         make = peers.imagefolder if feed == "ImageFolder" else peers.webdataset
@@ -216,7 +190,7 @@ def _loader(job: Job, kind: str, feed: str, size: int, **options: Any) -> Any:
     if feed == "resident":
         dataset = job.dataset(kind, RandomCrop(job.side, padding=16, flip=0.5))
         return job.loader(dataset, size, "auto", resident=job.device.type, endless=True)
-    return job.loader(job.dataset(kind), size, feed, endless=True, **options)
+    return job.loader(job.dataset(kind), size, feed, endless=True)
 
 
 def _close(loader: Any) -> None:
@@ -246,22 +220,11 @@ def _cached(trainer: Trainer, job: Job, size: int, seconds: float) -> Epoch:
 
 
 def _fed(trainer: Trainer, loader: Any, seconds: float) -> Epoch:
-    """Train on the batches of a loader."""
-    return _train(trainer, iter(DevicePrefetcher(loader, trainer.device, Normalize())), seconds)
-
-
-def _train(trainer: Trainer, batches: Any, seconds: float) -> Epoch:
-    """Train on batches; the first steps do not count."""
+    """Train on the batches of a loader; the first steps do not count."""
+    batches: Any = iter(DevicePrefetcher(loader, trainer.device, Normalize()))
     with closing(batches):
         trainer.epoch(batches, seconds / 4)  # workers start, and buffers fill
         return trainer.epoch(batches, seconds)
-
-
-def _copied(loader: Any, device: torch.device) -> Iterator[Any]:
-    """Copy batches and normalize them as a plain loop does."""
-    normalize = Normalize()
-    for images, labels in loader:
-        yield normalize(images.to(device, non_blocking=True)), labels.to(device)
 
 
 def _largest(device: torch.device) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +33,23 @@ class Rows:
     near: float = 0.0
     """What `Contender.near` is for decoders that are exact."""
 
-    def shardkit(self, name: str, **options: Any) -> Contender:
-        """Return a row of shardkit."""
+    def other(self, name: str, adapter: str, peer: str = "", **options: Any) -> Contender:
+        """Return a row of an adapter, in the environment of ``peer`` or in shardkit's own."""
         return Contender(
-            name=f"shardkit {name}",
-            adapter="shardkit_",
+            name=name,
+            adapter=adapter,
             kind=self.kind,
             folder=self.folder,
             reference=self.reference,
             near=self.near,
+            environment=peer or "shardkit",
+            peer=peer,
             options=options,
         )
+
+    def shardkit(self, name: str, **options: Any) -> Contender:
+        """Return a row of shardkit."""
+        return self.other(f"shardkit {name}", "shardkit_", **options)
 
     def every_format(self, label: str = "", **options: Any) -> list[Contender]:
         """Return rows of all formats with both engines."""
@@ -57,48 +63,14 @@ class Rows:
         """Return rows of shardkit that store the planes of JPEGs."""
         return self.every_format(", planes", planes=True)
 
-    def other(self, name: str, adapter: str, **options: Any) -> Contender:
-        """Return a row of something that shardkit's own environment has."""
-        return Contender(
-            name=name,
-            adapter=adapter,
-            kind=self.kind,
-            folder=self.folder,
-            reference=self.reference,
-            near=self.near,
-            options=options,
-        )
-
-    def ffcv(self, name: str = "FFCV", **options: Any) -> Contender:
+    def ffcv(self) -> Contender:
         """Return a row of FFCV, which decodes with fast transforms."""
-        return Contender(
-            name=name,
-            adapter="ffcv_",
-            kind=self.kind,
-            folder=self.folder,
-            reference=self.reference,
-            near=0.0 if self.kind in ("raw", "latent") else NEAR,
-            environment="ffcv",
-            peer="ffcv",
-            options=options,
-        )
+        near = 0.0 if self.kind in ("raw", "latent") else NEAR
+        return replace(self.other("FFCV", "ffcv_", "ffcv"), near=near)
 
     def libraries(self) -> list[Contender]:
         """Return rows of the libraries that decode with Pillow, in Python; WebDataset is first."""
-        known = {
-            "webdataset": ("WebDataset", "webdataset_"),
-            "litdata": ("LitData", "litdata_"),
-        }
         return [
-            Contender(
-                name=name,
-                adapter=adapter,
-                kind=self.kind,
-                folder=self.folder,
-                reference=self.reference,
-                environment=peer,
-                peer=peer,
-                near=self.near,
-            )
-            for peer, (name, adapter) in known.items()
+            self.other("WebDataset", "webdataset_", "webdataset"),
+            self.other("LitData", "litdata_", "litdata"),
         ]

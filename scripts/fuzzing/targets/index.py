@@ -41,12 +41,7 @@ class IndexTarget(Target):
             b"\x93NUMPY\x02\0",
             b"\x80\x04.",
         ),
-        *(
-            (1 << 63).to_bytes(8, "little"),
-            (1 << 64).to_bytes(9, "little")[:8],
-            b"\xff" * 8,
-            b"\xff" * 4,
-        ),
+        *(bytes(7) + b"\x80", bytes(8), b"\xff" * 8, b"\xff" * 4),
     )
 
     def __init__(self, folder: Path) -> None:

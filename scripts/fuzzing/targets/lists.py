@@ -42,18 +42,7 @@ class CsvTarget(ListTarget):
         {"image": "a", "label": "b"},
         {"image": "a", "labels": "b", "boxes": "c:xywh", "keep": "d?,e=d:json?", "file": "f=e?"},
     )
-    tokens = (
-        *ListTarget.names,
-        b'"',
-        b'""',
-        b"\r",
-        b"\n",
-        b",",
-        b"[[1,2,3,4]]",
-        b"1e9",
-        b"-0",
-        b"|",
-    )
+    tokens = (*ListTarget.names, *b'" "" , [[1,2,3,4]] 1e9 -0 |'.split(), b"\r", b"\n")
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

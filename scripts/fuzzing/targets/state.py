@@ -52,18 +52,9 @@ class StateTarget(Target):
     name = "state"
     allowed = (ShardkitError,)
     tokens = (
-        *(
-            b'"entry"',
-            b'"bad"',
-            b'"notes"',
-            b"null",
-            b"[]",
-            b"{}",
-            b"NaN",
-        ),
-        *(b'"name"', b'"rows"', b'"bytes"', b'"sha256"', b"7", b"-1", b"9" * 5000, b"[" * 3000),
-        *(b"../victim", b"/etc/passwd", b"shardkit.json", b"index/rows.npy", b'"machine"'),
-        *(b"1e999", b"true", b'"\\ud800"', b"0", b'"7"', b"7.0"),
+        *b'"entry" "bad" "notes" "name" "rows" "bytes" "sha256" "machine" "\\ud800" "7"'.split(),
+        *b"null [] {} NaN 7 -1 1e999 true 0 7.0 ../victim /etc/passwd".split(),
+        *(b"shardkit.json", b"index/rows.npy", b"9" * 5000, b"[" * 3000),
     )
 
     def __init__(self, folder: Path) -> None:
