@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -50,7 +49,7 @@ class _Registry(Generic[_Plugin]):
     def get(self, name: str) -> _Plugin:
         target = self.own.get(name)
         if target is None and name in (third_party := self._third_party()):
-            target = third_party[name].value
+            target = third_party[name]
         if target is None:
             raise UsageError(
                 f"unknown {self.word} {quoted(name)};",
@@ -74,14 +73,15 @@ class _Registry(Generic[_Plugin]):
     def hint(self, name: str) -> str:
         return suggestion(_ALIASES.get(name.lower(), name), self.names())
 
-    def _third_party(self) -> dict[str, EntryPoint]:
+    def _third_party(self) -> dict[str, str]:
         return _points(self.group, tuple(sys.path))
 
 
 @cache
-def _points(group: str, _: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """Return the entry points of a group; the path is the key, as reading all takes 5 ms."""
-    return {point.name: point for point in entry_points(group=group)}
+def _points(group: str, _: tuple[str, ...]) -> dict[str, str]:
+    """Return the targets of a group's entry points; the path is the key: reading all takes 5 ms."""
+    points = load("importlib.metadata:entry_points")(group=group)
+    return {point.name: point.value for point in points}
 
 
 _FORMATS = _Registry(

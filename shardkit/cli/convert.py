@@ -24,8 +24,6 @@ from shardkit.cli.printing import line, progress_bar, some
 from shardkit.cli.run import Run, flags_of, hinted, say
 from shardkit.cli.runner import Command
 from shardkit.cli.url_source import Copies, copied, require_root
-from shardkit.cluster.executors import open_cluster
-from shardkit.cluster.work import plan_jobs
 from shardkit.contracts import Source, SourceKind
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import Placement, convert, plan_conversion
@@ -162,7 +160,7 @@ def _convert(
             plan = plan_conversion(source, dst, **words)
             run.report(lambda: plan_fields(plan), lambda: show_plan(src, shown, plan))
         elif options.plan_only:
-            jobs = plan_jobs(source, dst, **words).jobs
+            jobs = load("shardkit.cluster.work:plan_jobs")(source, dst, **words).jobs
             run.report(lambda: {"tasks": jobs}, lambda: show_planned(src, shown, jobs))
         else:
             converted = convert(source, dst, **words, facts=options.report is not None)
@@ -204,7 +202,7 @@ def _executor(cluster: str | None, lost: set[str]) -> Iterator[Executor | None]:
     if cluster is None:
         yield None
         return
-    with open_cluster(cluster) as opened:
+    with load("shardkit.cluster.executors:open_cluster")(cluster) as opened:
         before = opened.members()
         yield opened.executor
         lost |= before - opened.members()

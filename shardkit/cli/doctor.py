@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardkit.cli.bar import Bar
 from shardkit.cli.doctor_report import report_lines, verbose_lines
 from shardkit.cli.options import (
     LocalOrUrl,
@@ -12,7 +13,6 @@ from shardkit.cli.options import (
     command_option,
     duration_option,
 )
-from shardkit.cli.printing import Bar
 from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.measure.doctor.doctor import DoctorOptions, DoctorReport, doctor

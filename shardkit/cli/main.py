@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -168,6 +169,7 @@ def _show_version(context: click.Context) -> None:
 
 def main() -> NoReturn:
     """Run the command line; each error becomes one message, perhaps as JSON, and an exit code."""
+    gc.disable()  # until a command is loaded: what imports create stays
     open_streams()
     signal.signal(signal.SIGTERM, _Ending())
     for number in (signal.SIGINT, signal.SIGHUP):

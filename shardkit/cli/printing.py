@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from tqdm import tqdm
 
 from shardkit.cli.run import Run, flags_of, say
 from shardkit.errors import Problem
 from shardkit.kinds.field import Schema
 from shardkit.record import IMAGE
+from shardkit.system.late import load
 from shardkit.system.pool import Progress
 from shardkit.system.text import amount, printable, shortened
 
 _WIDTH = 100
 
-if TYPE_CHECKING:  # measuring loads torch, which converting does not need
+if TYPE_CHECKING:  # measuring loads torch, and a bar tqdm, which converting does not need
+    from shardkit.cli.bar import Bar
     from shardkit.measure.runner.rounds import Watch
 
 
@@ -110,22 +112,6 @@ def ignored_counts(ignored: Mapping[str, int]) -> str:
     return "; ".join(f"{count:,} {printable(reason)}" for reason, count in ignored.items())
 
 
-class Bar(tqdm):  # type: ignore[type-arg]
-    """A progress bar on standard error that escapes control characters in names."""
-
-    def set_description_str(self, desc: str | None = None, refresh: bool | None = True) -> None:
-        """Set the text before the bar."""
-        super().set_description_str(printable(desc or ""), refresh)
-
-    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
-        """Set the text after the bar."""
-        super().set_postfix_str(printable(s), refresh)
-
-    def note(self, text: str) -> None:
-        """Print a line above the bar."""
-        self.write(printable(text), file=self.fp)
-
-
 class Tally:
     """Adds up progress reports, and may show them in a bar."""
 
@@ -160,29 +146,37 @@ def progress_bar(run: Run, action: str) -> Iterator[Tally]:
 
     ``action`` is one word for the work.
     """
-    hidden = run.output.quiet or None
     # What matters most comes first: a narrow terminal shows the start.
     shape = (
         "{desc} {percentage:.0f}%|{bar}| {n_fmt}/{total_fmt} {remaining} left{postfix}, {rate_fmt}"
     )
-    with Bar(desc=action, unit="img", disable=hidden, leave=False, bar_format=shape) as bar:
+    with _bar(run, desc=action, unit="img", bar_format=shape) as bar:
         yield Tally(run, bar)
 
 
 @contextlib.contextmanager
 def measuring_bar(run: Run, *, unit: str = "measurement") -> Iterator[Watch]:
     """Show the current measurement within the block if standard error is a terminal."""
-    hidden = run.output.quiet or None
     shape = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} {unit}{postfix}"
-    with Bar(desc="measuring", unit=unit, disable=hidden, leave=False, bar_format=shape) as bar:
+    with _bar(run, desc="measuring", unit=unit, bar_format=shape) as bar:
 
         def watch(text: str, done: float, total: float) -> None:
+            if bar is None:
+                return
             bar.total = total
             bar.set_postfix_str(shortened(text, 50), refresh=False)
             bar.update(done - bar.n)
             bar.refresh()
 
         yield watch
+
+
+def _bar(run: Run, **details: Any) -> contextlib.AbstractContextManager[Bar | None]:
+    """Return a progress bar; None if it would not be seen."""
+    if run.output.quiet or not sys.stderr.isatty():
+        return contextlib.nullcontext()
+    bar: Bar = load("shardkit.cli.bar:Bar")(leave=False, **details)
+    return bar
 
 
 def as_json(problems: Iterable[Problem]) -> list[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,6 +59,8 @@ class Command(click.Command):
         run = ctx.ensure_object(Run)
         if run.owns_process:
             fork_workers()
+            gc.freeze()  # what imports created stays; `main` disabled collecting it
+            gc.enable()
         values = dict(ctx.params)
         run.output = make(Output, values)
         try:

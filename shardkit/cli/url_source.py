@@ -13,7 +13,7 @@ from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.options import option
 from shardkit.registry import get_source
-from shardkit.remote.download import download
+from shardkit.system.late import load
 from shardkit.system.urls import as_url
 
 
@@ -41,6 +41,7 @@ def copied(run: Run, source: Path, copies: Copies, dataset: Path | None = None) 
         )
     url, at, root = _with_root(source)
     with progress_bar(run, "copying") as tally:
+        download = load("shardkit.remote.download:download")
         return Path(f"{download(url, copies.cache, on_progress=tally)}{at}{root}")
 
 

@@ -14,6 +14,7 @@ import functools
 import re
 import struct
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from typing import BinaryIO, NamedTuple
 
@@ -24,12 +25,13 @@ from shardkit.codecs.quiet import quiet
 from shardkit.errors import BadImage
 from shardkit.system.late import load
 
-FORMATS = (
-    *("AVIF", "BLP", "CUR", "DCX", "DDS", "DIB", "FITS", "FLI", "FTEX", "GBR", "ICNS", "ICO"),
-    *("IM", "IMT", "JPEG2000", "MCIDAS", "MSP", "PCD", "PCX", "PIXAR", "PSD", "QOI", "SGI"),
-    *("SPIDER", "SUN", "TGA", "XBM", "XPM", "XVTHUMB"),
+_PLUGINS = (
+    *("Avif", "Blp", "Bmp", "Cur", "Dcx", "Dds", "Fits", "Fli", "Ftex", "Gbr", "Icns", "Ico", "Im"),
+    *("Imt", "Jpeg2K", "McIdas", "Msp", "Pcd", "Pcx", "Pixar", "Psd", "Qoi", "Sgi", "Spider"),
+    *("Sun", "Tga", "Xbm", "Xpm", "XVThumb"),
 )
-"""Pillow's names of the formats."""
+FORMATS = tuple({"Bmp": "DIB", "Jpeg2K": "JPEG2000"}.get(name, name.upper()) for name in _PLUGINS)
+"""Pillow's names of the formats that its plugins read."""
 
 _SLOW = frozenset(("BLP", "DDS", "FTEX", "ICNS", "MSP", "QOI", "SGI", "XPM"))
 """Formats that Pillow decodes in Python, where a small file could take minutes."""
@@ -88,7 +90,9 @@ _OF_SENSOR = (32803, 34892)
 @functools.cache
 def _known() -> tuple[str, ...]:
     """Return the `FORMATS` that this version of Pillow supports."""
-    Image.init()
+    for plugin in _PLUGINS:  # others would double the time
+        if find_spec(f"PIL.{plugin}ImagePlugin"):  # versions of Pillow may lack one
+            import_module(f"PIL.{plugin}ImagePlugin")
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 

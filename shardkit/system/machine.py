@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-import psutil
+from shardkit.system.late import load
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
@@ -51,21 +51,20 @@ def memory_limit() -> int:
         if (words := _words(folder / name)) and words[0].isdecimal()
     ]
     # Without a limit, version 2 states "max", and version 1 a number near 2**63.
-    return min([psutil.virtual_memory().total, *limits])
+    return min([int(load("psutil:virtual_memory")().total), *limits])
 
 
 def free_memory() -> int:
     """Return the memory that this process may still allocate, in bytes."""
-    rest = memory_limit() - psutil.Process().memory_info().rss
-    return max(0, min(psutil.virtual_memory().available, rest))
+    rest = memory_limit() - int(load("psutil:Process")().memory_info().rss)
+    return max(0, min(int(load("psutil:virtual_memory")().available), rest))
 
 
 def filesystem(path: Path) -> tuple[str, str]:
     """Return the type of the file system of ``path`` and its mount point; "" and "" if unknown."""
     path = path.resolve()
-    mounts = [
-        (Path(mount.mountpoint), str(mount.fstype)) for mount in psutil.disk_partitions(all=True)
-    ]
+    listed = load("psutil:disk_partitions")(all=True)
+    mounts = [(Path(mount.mountpoint), str(mount.fstype)) for mount in listed]
     over = [
         (mountpoint, kind)
         for mountpoint, kind in mounts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import io
 import os
@@ -218,6 +219,7 @@ def run_main(*arguments: object) -> subprocess.CompletedProcess[str]:
         with (
             mock.patch.object(sys, "argv", command),
             mock.patch.object(warnings, "showwarning"),
+            mock.patch.multiple(gc, disable=mock.DEFAULT, freeze=mock.DEFAULT),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             pytest.raises(SystemExit) as ended,
