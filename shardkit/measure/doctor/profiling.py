@@ -156,12 +156,13 @@ def _fetches(
     dataset = pipeline.dataset
     if not pipeline.setup.mapped:
         items = pipeline.stream()
-        while time.perf_counter() < end:
+        while True:  # at least once, even if the stream took all the time to start
             cost, samples = timed(lambda: list(itertools.islice(items, size)))
             if not samples:
-                break
+                return
             yield [], {"dataset": cost}, samples if pipeline.collects else samples[0]
-        return
+            if time.perf_counter() > end:
+                return
     images = stored_images(dataset)
     # A stage is the difference between two datasets. Only the first time, images are on a disk.
     layers = {"dataset": dataset} if images is None else {"read": images, "decode": dataset}

@@ -144,6 +144,10 @@ def test_an_iterable_dataset_has_stages_and_its_batches_are_counted_in_samples()
     assert profiled(DataLoader(Batches(), batch_size=None)).setup.batch_size == 16
 
 
+def test_a_stream_that_takes_all_the_time_to_start_is_still_profiled() -> None:
+    assert list(profiled(DataLoader(Stream(), 5), 0.0).stages) == ["dataset", "collate"]
+
+
 class Groups(Dataset[Any]):
     """Batches by lists of rows."""
 
