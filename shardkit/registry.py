@@ -80,8 +80,7 @@ class _Registry(Generic[_Plugin]):
 @cache
 def _points(group: str, _: tuple[str, ...]) -> dict[str, str]:
     """Return the targets of a group's entry points; the path is the key: reading all takes 5 ms."""
-    points = load("importlib.metadata:entry_points")(group=group)
-    return {point.name: point.value for point in points}
+    return {each.name: each.value for each in load("importlib.metadata:entry_points")(group=group)}
 
 
 _FORMATS = _Registry(
