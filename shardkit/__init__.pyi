@@ -27,7 +27,7 @@ from shardkit.measure.bench.report import BenchReport
 from shardkit.measure.doctor.doctor import DoctorReport
 from shardkit.measure.doctor.doctor import Watch as _Watch
 from shardkit.measure.runner.rounds import Watch
-from shardkit.measure.tune.tune import TuneReport
+from shardkit.measure.tune.report import TuneReport
 from shardkit.orders.buckets import Buckets as Buckets
 from shardkit.orders.samplers import Balanced as Balanced
 from shardkit.orders.samplers import Mixture as Mixture

@@ -66,7 +66,7 @@ PERCEIVED: list[Any] = [
     ("contrast", "<f4"),
     ("sharpness", "<f4"),
 ]
-"""Fields of `MEASURES` that compare pictures, which `shardkit.reporting.facts.FACT` has, too."""
+"""Fields of `MEASURES` that compare pictures, which `FACT` of `image_facts` has, too."""
 
 MEASURES = np.dtype(
     [

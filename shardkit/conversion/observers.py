@@ -36,7 +36,7 @@ class Observer(NamedTuple):
     """Adds the checksums of the records."""
 
 
-OBSERVERS = {FACTS_NAME: "shardkit.reporting.facts:OBSERVER"}
+OBSERVERS = {FACTS_NAME: "shardkit.reporting.image_facts:OBSERVER"}
 """An `Observer` for each file."""
 
 

@@ -15,7 +15,8 @@ from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import UsageError
 from shardkit.record import IMAGE, STORED_KINDS
-from shardkit.reporting.facts import ABSENT_IMAGE, MEASURED, Facts, load_facts
+from shardkit.reporting.facts import load_facts
+from shardkit.reporting.image_facts import ABSENT_IMAGE, MEASURED, Facts
 from shardkit.system.pool import Progress, Report
 from shardkit.system.text import name_list
 

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from shardkit.record import NO_LABEL
 from shardkit.reporting.collection import Collection
 from shardkit.reporting.copies import Copies, RowPairs, connected
-from shardkit.reporting.facts import BROKEN
 from shardkit.reporting.identical import (
     Identical,
     Rows,
@@ -20,6 +19,7 @@ from shardkit.reporting.identical import (
     groups_of_equal,
     merge_identical,
 )
+from shardkit.reporting.image_facts import BROKEN
 from shardkit.reporting.similar import BLANK, DISTANCE, NOTES, SimilarPairs, similar_pairs
 
 KINDS = {

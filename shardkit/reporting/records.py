@@ -11,8 +11,9 @@ from shardkit.dataset.selection import KEY_MARK
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.record import ABSENT, IMAGE, LABEL, NO_LABEL
-from shardkit.reporting.facts import BROKEN, measure_rows
+from shardkit.reporting.facts import measure_rows
 from shardkit.reporting.fields import sampled_rows
+from shardkit.reporting.image_facts import BROKEN
 from shardkit.system.text import quoted
 
 _AT_ONCE = 1 << 16

@@ -18,7 +18,7 @@ from planted_faults import scene
 from shardkit import Field, convert, report
 from shardkit.dataset.manifest import FACTS_NAME
 from shardkit.dataset.shardset import ShardSet, open_shards
-from shardkit.reporting.facts import FACT, MEASURED, VERSION, Facts
+from shardkit.reporting.image_facts import FACT, MEASURED, VERSION, Facts
 from shardkit.reporting.page import page
 from shardkit.system.npy import save_npy
 

@@ -21,7 +21,7 @@ from shardkit.codecs.measures import MEASURES, WAVES, may_be_blurred, measure, m
 from shardkit.codecs.properties import properties
 from shardkit.codecs.structure import plain_png
 from shardkit.dataset.located import EncodedImage
-from shardkit.reporting.facts import measure_images
+from shardkit.reporting.image_facts import measure_images
 from shardkit.system import native
 
 compiled = pytest.mark.skipif(native.module() is None, reason="the compiled module is not used")

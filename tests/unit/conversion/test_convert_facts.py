@@ -17,7 +17,8 @@ from shardkit.conversion.convert import Converted
 from shardkit.dataset.manifest import FACTS_NAME
 from shardkit.dataset.shardset import open_shards
 from shardkit.errors import BadImages
-from shardkit.reporting.facts import VERSION, load_facts
+from shardkit.reporting.facts import load_facts
+from shardkit.reporting.image_facts import VERSION
 from shardkit.system import native
 
 

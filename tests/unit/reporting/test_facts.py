@@ -22,8 +22,9 @@ from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.recipe import Recipe
 from shardkit.reporting import facts as facts_module
 from shardkit.reporting.collection import Collection
-from shardkit.reporting.facts import BROKEN, MEASURED, Facts, load_facts
+from shardkit.reporting.facts import load_facts
 from shardkit.reporting.identical import find_identical
+from shardkit.reporting.image_facts import BROKEN, MEASURED, Facts
 from shardkit.reporting.page import page
 
 

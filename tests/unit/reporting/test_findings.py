@@ -24,8 +24,9 @@ from shardkit.errors import CorruptRecord
 from shardkit.record import STORED_KINDS
 from shardkit.reporting import neighbors, similar
 from shardkit.reporting.copies import Copies, RowPairs, connected
-from shardkit.reporting.facts import MEASURED, VERSION, load_facts
+from shardkit.reporting.facts import load_facts
 from shardkit.reporting.identical import Identical
+from shardkit.reporting.image_facts import MEASURED, VERSION
 from shardkit.reporting.neighbors import Hashes, Pairs, near_pairs
 from shardkit.reporting.report import DatasetReport
 from shardkit.system.npy import save_npy

@@ -22,8 +22,8 @@ from shardkit.measure.runner.other_load import OtherLoad
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.rounds import Spread
 from shardkit.measure.runner.spec import LoaderSpec
+from shardkit.measure.tune.report import TuneReport
 from shardkit.measure.tune.search import Tried, cost, loop_variants, name_of
-from shardkit.measure.tune.tune import TuneReport
 from shardkit.torch.engine.preflight import default_workers
 from shardkit.torch.tuned import load_tuned
 
