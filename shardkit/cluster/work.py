@@ -11,16 +11,14 @@ from typing import Any
 
 from shardkit.cluster.jobs import (
     Jobs,
-    is_planned,
-    load_plan,
     open_jobs,
     receive_results,
     require_done,
     require_free,
-    save_plan,
     send_plan,
 )
 from shardkit.cluster.ledger import local_folder, open_ledger
+from shardkit.cluster.plan_files import is_planned, load_plan, save_plan
 from shardkit.contracts import Source
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.build_all import Builder

@@ -35,7 +35,7 @@ from shardkit.system.text import as_command, name_list, printable, quoted
 MANIFEST_NAME = DATASET_FILE
 
 _PLAN = ".shardkit-work/state/jobs/plan.json"
-"""The plan of `shardkit.cluster.jobs`, in the directory of the dataset that jobs build."""
+"""The plan of `shardkit.cluster.plan_files`, in the directory of the dataset that jobs build."""
 
 FACTS_NAME = "facts.npy"
 """The file of `shardkit report`, in a dataset's directory. It is not part of the dataset."""

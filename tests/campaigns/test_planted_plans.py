@@ -121,7 +121,7 @@ def test_a_plan_chooses_no_source_of_another_package(
 ) -> None:
     target = plan(photos, tmp_path / "out")
     opened: list[str] = []
-    monkeypatch.setattr("shardkit.cluster.jobs.get_source", opened.append)
+    monkeypatch.setattr("shardkit.cluster.plan_files.get_source", opened.append)
     forge(target, lambda value: value.update(source=["theirs", str(photos)]))
     found = invoke("work", target, "--claim")
     assert isinstance(found.exception, UsageError)

@@ -96,6 +96,9 @@ RINGS = {
 LINES = 28_810
 """Lines of the modules that the main job may load."""
 
+HUBS = 18
+"""Modules that may import 14 or more others."""
+
 
 class Import(NamedTuple):
     module: str
@@ -205,6 +208,16 @@ def test_no_modules_import_each_other() -> None:
         if name != "__init__"
     }
     TopologicalSorter(graph).prepare()  # CycleError names the modules of a cycle
+
+
+def test_few_modules_import_many_others() -> None:
+    hubs = [
+        name
+        for name, path in FILES.items()
+        if name not in ("__init__", "__main__")
+        and len({own(item.module) for item in imports(path) if not item.typing_only} - {None}) >= 14
+    ]
+    assert len(hubs) <= HUBS, hubs
 
 
 def test_imports_are_at_the_top() -> None:
