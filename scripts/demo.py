@@ -45,13 +45,13 @@ def main() -> None:
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
     if len({row[-1] for row in rows[1:]}) != 1:
-        sys.exit("the formats gave different samples")
+        sys.exit("the formats returned different samples")
     print(
         """
-The same samples in the same order from every format, shuffled and with random crops (samples:
-CRC-32 of all pixels and labels). Each epoch was read by threads, stopped in the middle, and went on
-from the loader's state in worker processes. Times include starting Python and the workers; the
-datasets stay in demo-output/ to look at. docs/training.md describes the loader, docs/benchmarks.md
+All formats returned the same samples in the same order, shuffled and with random crops ("samples"
+is the CRC-32 of all pixels and labels). Threads read the first part of each epoch, and worker
+processes continued from the loader's state. Times include the startup of Python and the workers.
+The datasets remain in demo-output/. docs/training.md describes the loader, and docs/benchmarks.md
 has measurements."""
     )
 
