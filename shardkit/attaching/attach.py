@@ -241,11 +241,11 @@ def _plan(
     recipe = Recipe(check=options.check, copy=raw_shape is not None)
     plan = _AttachPlan(scan=scan, options=options, recipe=recipe, raw_shape=raw_shape, loose=loose)
     for name, images in scan.splits.items():
-        parts = StagingDirectory(target).state / "parts" / as_name(name)
+        results = StagingDirectory(target).state / "parts" / as_name(name)
         if isinstance(source, AttachableSource):
-            folder, relative, tasks = _archive_tasks(source, images, target, plan, parts)
+            folder, relative, tasks = _archive_tasks(source, images, target, plan, results)
         else:
-            folder, relative, tasks = _folder_tasks(source, images, target, plan, parts)
+            folder, relative, tasks = _folder_tasks(source, images, target, plan, results)
         if relative:  # as the user wrote it
             folder = os.path.relpath(folder, os.path.realpath(target / as_name(name)))
         origin = {"kind": source.kind, "images": len(images), "order": "folder"}
@@ -258,7 +258,7 @@ def _plan(
 
 
 def _archive_tasks(
-    source: AttachableSource, images: Images, target: Path, plan: _AttachPlan, parts: Path
+    source: AttachableSource, images: Images, target: Path, plan: _AttachPlan, results: Path
 ) -> tuple[str, bool, list[IndexTask]]:
     """Return the folder of all archives, whether it was given as relative, and their tasks."""
     files = source.by_file(images)
@@ -268,18 +268,18 @@ def _archive_tasks(
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise UsageError(f"{source} names {printable(twice[0])} twice, by links to one file")
     archives = zip(names, map(Path, real), (some for _, some in files), strict=True)
-    tasks = _index_tasks(ArchiveTask, archives, target, plan, parts)
+    tasks = _index_tasks(ArchiveTask, archives, target, plan, results)
     return folder, not files[0][0].is_absolute(), tasks
 
 
 def _folder_tasks(
-    source: Source, images: Images, target: Path, plan: _AttachPlan, parts: Path
+    source: Source, images: Images, target: Path, plan: _AttachPlan, results: Path
 ) -> tuple[str, bool, list[IndexTask]]:
     """Return the folder of all files, whether it was given as relative, and a task per class."""
     root = source.locate(images.split, Entry("", "", 0, 0, 0))
     folder = os.path.realpath(root)
     folders = ((name, Path(folder), some) for name, some in by_folder(images).items())
-    tasks = _index_tasks(FolderTask, folders, target, plan, parts)
+    tasks = _index_tasks(FolderTask, folders, target, plan, results)
     return folder, not os.path.isabs(root), tasks
 
 
@@ -288,7 +288,7 @@ def _index_tasks(
     archives: Iterable[tuple[str, Path, Images]],
     target: Path,
     plan: _AttachPlan,
-    parts: Path,
+    results: Path,
 ) -> list[IndexTask]:
     """Return a task for each archive or class folder, given its name, path and images."""
     return [
@@ -299,7 +299,7 @@ def _index_tasks(
             source=images,
             schema=plan.scan.schema,
             recipe=plan.recipe,
-            part=parts / _digest(name),
+            result_folder=results / _digest(name),
             quick=plan.options.quick,
         )
         for name, path, images in archives
@@ -336,7 +336,7 @@ def _require_same(old: AttachedManifest, plan: _AttachPlan, name: str, target: P
 def _fingerprint(plan: _AttachPlan) -> ConversionFingerprint:
     """Return what the index of each archive depends on.
 
-    The archives themselves may change before the next run: it compares each part with them.
+    The archives themselves may change before the next run: it compares the index with them.
     """
     settings = {f"--{name}": value for name, value in asdict(plan.options).items()}
     del settings["--force"], settings["--on_error"]
@@ -421,7 +421,7 @@ def _finish(work: Work[IndexTask], plan: _AttachPlan) -> AttachedManifest:
 def _times(work: Work[IndexTask]) -> Iterator[int]:
     """Yield the modification time of each image that was indexed."""
     for task in work.tasks:
-        bad = {problem.path for problem in work.results[task.part].bad}
+        bad = {problem.path for problem in work.results[task.result_folder].bad}
         yield from (entry.stamp for entry in task.source.entries if entry.path not in bad)
 
 
@@ -446,8 +446,10 @@ def _keep(work: Work[IndexTask], old: AttachedManifest, target: Path) -> None:
             listed = (task.listed(e) for e in task.source.entries if e.path not in skipped)
             indexed = task.indexed(index, rows)
             if all(one == other for one, other in zip_longest(listed, indexed)):
-                work.results[task.part] = ShardResult(entry=shard, bad=bad, notes=shard.notes)
-                work.indexes[task.part] = index, rows
+                work.results[task.result_folder] = ShardResult(
+                    entry=shard, bad=bad, notes=shard.notes
+                )
+                work.indexes[task.result_folder] = index, rows
 
 
 def _require_good(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from shardkit.attaching.loose_files import Folder, Unlike, difference
 from shardkit.attaching.tasks import by_folder
-from shardkit.dataset.index import HEAD, Index, IndexPart, Rows, checksum
+from shardkit.dataset.index import HEAD, Index, IndexSegment, Rows, checksum
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.errors import CorruptDataset, CorruptShard, UsageError
 from shardkit.record import IMAGE
@@ -56,10 +56,12 @@ def _rows(index: Index, rows: range) -> Iterator[_Row]:
     try:
         times = index.times()
         start = rows.start
-        for part in index.in_parts(rows):
-            stop = start + len(part.rows)
+        for segment in index.segments(rows):
+            stop = start + len(segment.rows)
             stored = times[start:stop].tolist()
-            yield from map(_Row, range(start, stop), part.keys, part.paths, part.rows, stored)
+            yield from map(
+                _Row, range(start, stop), segment.keys, segment.paths, segment.rows, stored
+            )
             start = stop
     except (CorruptDataset, ValueError):
         return
@@ -114,14 +116,14 @@ def check_attached(task: ShardCheck) -> CheckedShard:
     sha256 = sha256_of(task.path, task.folder) if task.entry.sha256 else ""
     rows = 0
 
-    def parts() -> Iterator[IndexPart]:
+    def segments() -> Iterator[IndexSegment]:
         nonlocal rows
         with suppress(CorruptDataset, ValueError):  # found by the check of the index
-            for part in task.index.in_parts(range(task.start, task.start + task.entry.rows)):
-                rows += len(part.rows)
-                yield part
+            for segment in task.index.segments(range(task.start, task.start + task.entry.rows)):
+                rows += len(segment.rows)
+                yield segment
 
-    findings = check_ranges(task, parts())
+    findings = check_ranges(task, segments())
     return CheckedShard(findings, rows, sha256, None)
 
 

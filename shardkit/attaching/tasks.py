@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from shardkit.attaching.loose_files import Folder, Unlike
 from shardkit.contracts import AttachableSource, Entry, Images, Located, PackedEntries, Range
-from shardkit.conversion.task import ShardResult, Task, finish_part, new_part
-from shardkit.dataset.index import Index, IndexPart, as_rows, pack_row, save_index
+from shardkit.conversion.task import ShardResult, Task, finish_result, new_result
+from shardkit.dataset.index import Index, IndexSegment, as_rows, pack_row, save_index
 from shardkit.dataset.index_builder import ShardRecords, join_indexed
 from shardkit.dataset.manifest import AttachedShard, ShardEntry
 from shardkit.errors import BadImage, ConversionFailed, Problem
@@ -72,8 +72,8 @@ class IndexTask(Task):
 
     def indexed(self, index: Index, rows: range) -> Iterator[tuple[object, ...]]:
         """Yield what `listed` would return for the images of rows."""
-        for part in index.in_parts(rows):
-            yield from zip(part.keys, part.paths, part.rows["label"].tolist(), strict=True)
+        for segment in index.segments(rows):
+            yield from zip(segment.keys, segment.paths, segment.rows["label"].tolist(), strict=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +95,11 @@ class ArchiveTask(IndexTask):
         before = _stamp(self.path)
         notes: Counter[str] = Counter()
         bad: list[Problem] = []
-        with new_part(self) as part:
+        with new_result(self) as folder:
             try:
                 with ThreadPoolExecutor(1) as aside:  # hashing needs no GIL
                     digest = None if self.quick else aside.submit(sha256_of, self.path)
-                    names = save_index(_index_records(self, notes, bad), part, self.schema)
+                    names = save_index(_index_records(self, notes, bad), folder, self.schema)
             except BadImage as error:
                 raise ConversionFailed(
                     f"{self.path} cannot be read: {error.problem}", remedy=error.remedy
@@ -117,7 +117,7 @@ class ArchiveTask(IndexTask):
                 notes=dict(sorted(notes.items())),
             )
             result = ShardResult(entry=shard, bad=bad, notes=shard.notes)
-            finish_part(part, self, result, names)
+            finish_result(folder, self, result, names)
         return result
 
 
@@ -137,7 +137,9 @@ class FolderTask(IndexTask):
 
     def indexed(self, index: Index, rows: range) -> Iterator[tuple[object, ...]]:
         """Yield also sizes and times."""
-        sizes = (size for part in index.in_parts(rows) for size in part.rows["length"].tolist())
+        sizes = (
+            size for segment in index.segments(rows) for size in segment.rows["length"].tolist()
+        )
         times = index.times()[rows.start : rows.stop].tolist()
         for texts, size, time in zip(super().indexed(index, rows), sizes, times, strict=True):
             yield *texts, size, time
@@ -155,8 +157,8 @@ class FolderTask(IndexTask):
         notes: Counter[str] = Counter()
         bad: list[Problem] = []
         sizes: list[int] = []
-        with new_part(self) as part:
-            names = save_index(self._index(notes, bad, sizes), part, self.schema)
+        with new_result(self) as folder:
+            names = save_index(self._index(notes, bad, sizes), folder, self.schema)
             shard = AttachedShard(
                 name=self.name,
                 bytes=sum(sizes),
@@ -166,13 +168,13 @@ class FolderTask(IndexTask):
                 notes=dict(sorted(notes.items())),
             )
             result = ShardResult(entry=shard, bad=bad, notes=shard.notes)
-            finish_part(part, self, result, names)
+            finish_result(folder, self, result, names)
         return result
 
     def _index(
         self, notes: Counter[str], bad: list[Problem], sizes: list[int]
-    ) -> Iterator[IndexPart]:
-        """Yield the index in parts; count notes, and add bad images and the sizes of others."""
+    ) -> Iterator[IndexSegment]:
+        """Yield the index in segments; count notes, and add bad images and the sizes of others."""
         entries = self.source.entries
         meter = Meter()
         for start in range(0, len(entries), _READ_ROWS):
@@ -191,7 +193,7 @@ class FolderTask(IndexTask):
             size = sum(entry.bytes for entry in some)
             meter.add(images=len(some), size=size, bad=len(some) - len(good))
             keys = [entry.key for entry in good]
-            yield IndexPart(as_rows(packed), keys, [entry.path for entry in good])
+            yield IndexSegment(as_rows(packed), keys, [entry.path for entry in good])
         meter.flush()
 
     def _row(self, entry: Entry, folder: Folder, notes: Counter[str]) -> bytes:
@@ -220,7 +222,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 def _index_records(
     task: ArchiveTask, notes: Counter[str], bad: list[Problem]
-) -> Iterator[IndexPart]:
+) -> Iterator[IndexSegment]:
     """Yield the index of an archive in parts; count its notes and add its bad images."""
     source = cast(AttachableSource, task.source.source)
     entries = task.source.entries

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from shardkit.conversion.assemble import Assembly, ShardGroup
 from shardkit.conversion.engine import Parts
-from shardkit.dataset.index import IndexPart
+from shardkit.dataset.index import IndexSegment
 from shardkit.dataset.index_reader import IndexReader
 from shardkit.dataset.manifest import FACTS_NAME, Manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
@@ -222,9 +222,9 @@ def link_file(folder: Path, name: str, goal: Path, size: int | None = None) -> N
         ) from error
 
 
-def _index(dataset: OpenedDataset) -> Iterator[IndexPart]:
+def _index(dataset: OpenedDataset) -> Iterator[IndexSegment]:
     """Yield the index of a dataset in parts, after comparing its files with the manifest."""
-    yield from IndexReader(dataset, verify=True).complete().in_parts()
+    yield from IndexReader(dataset, verify=True).complete().segments()
 
 
 def _in_several(paths: Sequence[Path], keys: Sequence[str]) -> UsageError:

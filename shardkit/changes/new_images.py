@@ -109,18 +109,18 @@ def _existing(
             for entry in scan.splits[split].entries if split in scan.splits else ():
                 paths.add(entry.path)
                 keys.add(entry.key)
-        for part in chain.from_iterable(index.in_parts() for index in indexes):
-            paths.add_all(part.paths)
-            keys.add_all(part.keys)
+        for segment in chain.from_iterable(index.segments() for index in indexes):
+            paths.add_all(segment.paths)
+            keys.add_all(segment.keys)
         same_paths = paths.repeated()
         same_keys = keys.repeated()
         sizes = dict[str, int]()
         stored_keys = set[str]()
         some = indexes if same_paths or same_keys else ()
-        for part in chain.from_iterable(index.in_parts() for index in some):
-            lengths = zip(part.paths, part.rows["length"].tolist(), strict=True)
+        for segment in chain.from_iterable(index.segments() for index in some):
+            lengths = zip(segment.paths, segment.rows["length"].tolist(), strict=True)
             sizes.update((path, size) for path, size in lengths if hash(path) in same_paths)
-            stored_keys.update(key for key in part.keys if hash(key) in same_keys)
+            stored_keys.update(key for key in segment.keys if hash(key) in same_keys)
         existing |= dict.fromkeys(group, (sizes, stored_keys))
     return existing
 

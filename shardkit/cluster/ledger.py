@@ -112,7 +112,7 @@ class BucketLedger(BucketPlan, Ledger):
     def get_result(self, number: int, task: ShardTask) -> ShardResult | None:
         """Return the result of a job that finished the task, if its shard is in the store."""
         task.folder.mkdir(parents=True, exist_ok=True)
-        if self.receive_results({number: task.part}):
+        if self.receive_results({number: task.result_folder}):
             return None
         result = saved_result(task)
         shard = shard_name(task)
@@ -125,12 +125,12 @@ class BucketLedger(BucketPlan, Ledger):
     def put_result(self, number: int, task: ShardTask, entry: ShardEntry) -> None:
         """Upload a shard, then its result."""
         self.send_shard(self.folder / DATASET, entry, shard_name(task))
-        self.send_result(number, task.part)
+        self.send_result(number, task.result_folder)
         self._done.add(number)
 
     def clean(self, names: Sequence[str], task: ShardTask) -> None:
         """Remove the copies of files, and the shard with its part of the index."""
-        shutil.rmtree(task.part, ignore_errors=True)
+        shutil.rmtree(task.result_folder, ignore_errors=True)
         for path in (task.path, *(self.folder / name for name in names)):
             path.unlink(missing_ok=True)
 
@@ -144,7 +144,7 @@ class BucketLedger(BucketPlan, Ledger):
         missing = self.undone(len(tasks))
         if not missing:
             self.get(names)
-            self.receive_results({number: task.part for number, task in enumerate(tasks)})
+            self.receive_results({number: task.result_folder for number, task in enumerate(tasks)})
             missing = self._place_shards(tasks)
             self.void(missing)
         if missing:

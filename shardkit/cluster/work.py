@@ -269,7 +269,7 @@ def _collect(
         if (result := load_result(task)) is None:
             missing.append(number)
         else:
-            work.results[task.part] = result
+            work.results[task.result_folder] = result
     require_done(missing, len(tasks), staging.target)
     staging.prune({task.path for _, task in tasks})
     require_good(works, plan, staging)

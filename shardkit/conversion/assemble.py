@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardkit.conversion.build import repeated_key, repeated_keys
-from shardkit.dataset.index import Index, IndexPart, save_index
+from shardkit.dataset.index import Index, IndexSegment, save_index
 from shardkit.dataset.manifest import (
     AttachedManifest,
     FieldEntry,
@@ -35,8 +35,8 @@ class ShardGroup:
     """Neighboring shards of a dataset to assemble."""
 
     shards: Sequence[ShardEntry]
-    index: Iterable[IndexPart]
-    """Their index in parts, in order. One is in memory at a time."""
+    index: Iterable[IndexSegment]
+    """The segments of their index, in order. One is in memory at a time."""
     notes: Mapping[str, int]
     skipped: Sequence[Problem]
     ignored: Iterable[Problem]
@@ -72,14 +72,14 @@ class Assembly:
         stored = Counter[str]()
         labels = Counter[int]()
 
-        def counted() -> Iterator[IndexPart]:
-            for part in chain.from_iterable(group.index for group in groups):
-                present = part.counts(self.schema)
+        def counted() -> Iterator[IndexSegment]:
+            for segment in chain.from_iterable(group.index for group in groups):
+                present = segment.counts(self.schema)
                 counts.update(present)
-                stored.update(_stored_names(part, self.schema, present))
-                values, times = np.unique(part.rows["label"], return_counts=True)
+                stored.update(_stored_names(segment, self.schema, present))
+                values, times = np.unique(segment.rows["label"], return_counts=True)
                 labels.update(dict(zip(values.tolist(), times.tolist(), strict=True)))
-                yield part
+                yield segment
 
         names = [*save_index(counted(), self.folder, self.schema), *self.others]
         bad = [problem for group in groups for problem in group.skipped]
@@ -123,15 +123,17 @@ class Assembly:
         return AttachedManifest(**vars(manifest), folder=self.archives)
 
 
-def _stored_names(part: IndexPart, schema: Schema, present: Mapping[str, int]) -> dict[str, int]:
+def _stored_names(
+    segment: IndexSegment, schema: Schema, present: Mapping[str, int]
+) -> dict[str, int]:
     """Return the number of records with each stored name, given those with each field."""
-    counts = {META_FIELD: len(part.keys)}
+    counts = {META_FIELD: len(segment.keys)}
     for name, field in schema.items():
         stored = field.stored_name(name)
         if stored is not None:
             counts[LABEL_FIELD if name == LABEL else stored] = present[name]
         elif field.type.is_picture:
-            entries = part.rows if name == IMAGE else part.apart[name]
+            entries = segment.rows if name == IMAGE else segment.apart[name]
             codes = np.bincount(entries["field"], minlength=len(STORED_KINDS)).tolist()
             if len(codes) > len(STORED_KINDS):
                 raise damaged_index(f"it states a kind for {quoted(name)} that is unknown")

@@ -24,8 +24,8 @@ from shardkit.contracts import Images, ShardSpec, ShardWriter
 from shardkit.conversion.bulk import Prepared, read_ordinary, read_together
 from shardkit.conversion.observers import Observed, get_observer
 from shardkit.conversion.task import FEWER, ShardResult, Task, save_result
-from shardkit.dataset.index import IndexPart, join_parts
-from shardkit.dataset.index_builder import ShardPart, index_shard
+from shardkit.dataset.index import IndexSegment, join_segments
+from shardkit.dataset.index_builder import ShardRange, index_shard
 from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import ShardEntry
 from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
@@ -102,10 +102,10 @@ class ShardTask(Task):
         """Build the shard, read it back and compare it with the input."""
         try:
             with published(self.path) as temporary:
-                result, part, observed = _write(self, temporary)
+                result, segment, observed = _write(self, temporary)
         except _UnwantedError as unwanted:
             return unwanted.result
-        save_result(self, result, part, observed)
+        save_result(self, result, segment, observed)
         return result
 
 
@@ -142,7 +142,7 @@ class _Tally:
         self.observed += other.observed
 
 
-def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart, dict[str, Observed]]:
+def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexSegment, dict[str, Observed]]:
     storage = get_format(task.format)
     spec = ShardSpec(meta={**task.meta, "shard": task.number}, raw_shape=task.recipe.raw_shape)
     tally = _Tally()
@@ -163,7 +163,7 @@ def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart, dict[st
         # again, which then takes no time.
         with ThreadPoolExecutor(1) as aside:
             sha256 = aside.submit(_synced_sha256, path)
-            part = _read_back(task, path, tally.checksums, starts, workers)
+            segment = _read_back(task, path, tally.checksums, starts, workers)
     entry = ShardEntry(
         name=task.name,
         rows=len(tally.checksums),
@@ -173,8 +173,8 @@ def _write(task: ShardTask, path: Path) -> tuple[ShardResult, IndexPart, dict[st
     observed = {}
     if task.observer:
         observed[task.observer] = np.concatenate(tally.observed)
-        get_observer(task.observer).bind(observed[task.observer], part.rows["checksum"])
-    return _result(tally, entry), part, observed
+        get_observer(task.observer).bind(observed[task.observer], segment.rows["checksum"])
+    return _result(tally, entry), segment, observed
 
 
 def repeated_keys(keys: Sequence[str]) -> list[str]:
@@ -275,8 +275,8 @@ def _chunks(task: ShardTask) -> Iterator[_Chunk]:
             starts.append(row)
             size = max(stored, raw_bytes)
     for start, stop in itertools.pairwise([*starts, len(source)]):
-        part = source.of(source.entries[start:stop])
-        yield _Chunk(part, task.recipe, task.schema, task.format, task.observer, is_apart)
+        inside = source.of(source.entries[start:stop])
+        yield _Chunk(inside, task.recipe, task.schema, task.format, task.observer, is_apart)
 
 
 def _prepare(chunk: _Chunk) -> _Prepared:
@@ -353,26 +353,26 @@ def _image_at(records: Sequence[Record], pixels: ImageType, number: int) -> Enco
     return EncodedImage(record.fields[field], image_kind(field), NO_LABEL, *size, pixels)
 
 
-class _WrittenPart(NamedTuple):
+class _WrittenRange(NamedTuple):
     """Neighboring records of a finished shard, and their checksums from before the writing."""
 
     format: str
     path: Path
-    part: ShardPart
+    range_: ShardRange
     checksums: list[int]
 
 
 def _read_back(
     task: ShardTask, path: Path, checksums: list[int], starts: list[_Start], workers: Team
-) -> IndexPart:
-    """Return the shard's part of the index, after comparing each record with the one written."""
+) -> IndexSegment:
+    """Return the shard's segment of the index, after comparing each record with the one written."""
     count = min(workers.ready, 1 + len(checksums) // _CHUNK_ROWS)
-    parts = [
-        _WrittenPart(task.format, path, part, checksums[rows])
-        for rows, part in _divide(len(checksums), count, starts)
+    ranges = [
+        _WrittenRange(task.format, path, range_, checksums[rows])
+        for rows, range_ in _divide(len(checksums), count, starts)
     ]
-    indexes = workers.map_at_once(_compare, parts)
-    index = join_parts(indexes, task.schema)
+    indexes = workers.map_at_once(_compare, ranges)
+    index = join_segments(indexes, task.schema)
     if len(set(index.keys)) != len(checksums):
         raise ConversionFailed(
             f"{path} lost records: it has {len(set(index.keys))} of {len(checksums)}"
@@ -380,21 +380,21 @@ def _read_back(
     return index
 
 
-def _divide(rows: int, count: int, starts: list[_Start]) -> Iterator[tuple[slice, ShardPart]]:
-    """Divide the rows of a shard into at most ``count`` parts, at ``starts`` if there are any."""
+def _divide(rows: int, count: int, starts: list[_Start]) -> Iterator[tuple[slice, ShardRange]]:
+    """Divide the rows of a shard into at most ``count`` ranges, at ``starts`` if there are any."""
     cuts = [rows * number // count for number in range(count)]
     if not starts:
         for start, stop in itertools.pairwise([*cuts, None]):
-            yield slice(start, stop), ShardPart(slice(start, stop))
+            yield slice(start, stop), ShardRange(slice(start, stop))
         return
     nearest = [min(bisect.bisect_left(starts, (cut,)), len(starts) - 1) for cut in cuts[1:]]
     chosen = [_Start(0, 0), *(starts[number] for number in sorted({*nearest} - {0}))]
     for (first, start), (last, stop) in itertools.pairwise([*chosen, (None, None)]):
-        yield slice(first, last), ShardPart(start=start or 0, stop=stop)
+        yield slice(first, last), ShardRange(start=start or 0, stop=stop)
 
 
-def _compare(written: _WrittenPart) -> IndexPart:
-    """Return the index of a part of a shard, after comparing its records."""
+def _compare(written: _WrittenRange) -> IndexSegment:
+    """Return the index of a range of a shard, after comparing its records."""
     expected = iter(written.checksums)
 
     def compare(keys: Sequence[str], checksums: Sequence[int]) -> None:
@@ -405,7 +405,7 @@ def _compare(written: _WrittenPart) -> IndexPart:
                     "of this machine, or a library, is faulty"
                 )
 
-    return index_shard(get_format(written.format), written.path, compare, written.part)
+    return index_shard(get_format(written.format), written.path, compare, written.range_)
 
 
 def _result(tally: _Tally, entry: ShardEntry | None) -> ShardResult:

@@ -21,7 +21,7 @@ from shardkit.conversion.observers import save_observed
 from shardkit.conversion.plan import Plan, SplitPlan
 from shardkit.conversion.staging import StagingDirectory
 from shardkit.conversion.task import Built, ShardResult, Task, load_result
-from shardkit.dataset.index import Index, IndexPart
+from shardkit.dataset.index import Index, IndexSegment
 from shardkit.dataset.manifest import Manifest, PartEntry, ShardEntry
 from shardkit.dataset.parts import CHANGED, source_of
 from shardkit.errors import BadImages, DiskFull, Problem, setting
@@ -50,7 +50,7 @@ class Work(Generic[_Task]):
     @property
     def shards(self) -> list[ShardEntry]:
         """The finished shards, in order."""
-        entries = (self.results[task.part].entry for task in self.tasks)
+        entries = (self.results[task.result_folder].entry for task in self.tasks)
         return [entry for entry in entries if entry is not None]
 
     @property
@@ -61,7 +61,7 @@ class Work(Generic[_Task]):
 
     def of(self, tasks: Sequence[_Task]) -> Work[_Task]:
         """Return the work of some of its finished tasks."""
-        results = {task.part: self.results[task.part] for task in tasks}
+        results = {task.result_folder: self.results[task.result_folder] for task in tasks}
         return replace(self, tasks=tasks, results=results, problems=(), ignored=())
 
     def group(self) -> ShardGroup:
@@ -77,11 +77,11 @@ class Work(Generic[_Task]):
             ignored=self.ignored,
         )
 
-    def _index(self) -> Iterator[IndexPart]:
+    def _index(self) -> Iterator[IndexSegment]:
         for task, shard in zip(self.tasks, self.shards, strict=True):
-            here = Index(task.part, shard.rows, task.schema), range(shard.rows)
-            index, rows = self.indexes.get(task.part, here)
-            yield from index.in_parts(rows)
+            here = Index(task.result_folder, shard.rows, task.schema), range(shard.rows)
+            index, rows = self.indexes.get(task.result_folder, here)
+            yield from index.segments(rows)
 
 
 ShardWork = Work[ShardTask]
@@ -101,7 +101,7 @@ def shard_task(
         split=split.name,
         number=number,
         folder=staging.folder_of(split.name),
-        part=staging.part_of(split.name, number),
+        result_folder=staging.result_folder(split.name, number),
         format=plan.options.to,
         recipe=plan.options.recipe,
         schema=plan.scan.schema,
@@ -139,9 +139,9 @@ def prepare(
 def run(works: Sequence[Work[_Task]], builder: Builder) -> Iterator[tuple[_Task, Built]]:
     """Carry out all tasks without a result; add and yield the results."""
     done, tasks = divide(works)
-    of_part = {task.part: work for work in works for task in work.tasks}
+    work_of = {task.result_folder: work for work in works for task in work.tasks}
     for task, built in builder.run(done, tasks):
-        of_part[task.part].results[task.part] = built.result
+        work_of[task.result_folder].results[task.result_folder] = built.result
         yield task, built
 
 
@@ -151,7 +151,7 @@ def divide(works: Sequence[Work[_Task]]) -> tuple[list[_Task], list[_Task]]:
     others: list[_Task] = []
     for work in works:
         for task in work.tasks:
-            if task.part not in work.results:
+            if task.result_folder not in work.results:
                 (done if load_result(task) else others).append(task)
     return done, others
 
@@ -169,13 +169,13 @@ def build(
     space.
     """
     sizes = {
-        task.part: size
+        task.result_folder: size
         for work, split in zip(works, plan.splits, strict=True)
         for task, size in zip(work.tasks, split.shard_bytes, strict=True)
     }
     done, tasks = divide(works)
     staging.prune({task.path for task in done})
-    needs = [0] * len(done) + [sizes[task.part] for task in tasks]
+    needs = [0] * len(done) + [sizes[task.result_folder] for task in tasks]
     recipe = plan.options.recipe
     ahead = builder.workers
     copies = plan.storage.copies
@@ -290,7 +290,7 @@ def finish(work: ShardWork, plan: Plan) -> Manifest:
     A copy of a dataset states how that was made.
     """
     built = zip(work.tasks, work.shards, strict=True)
-    save_observed(work.folder, [(task.part, shard.rows) for task, shard in built])
+    save_observed(work.folder, [(task.result_folder, shard.rows) for task, shard in built])
     groups, entries = parts_of(work, plan)
     source = source_of(entries) if len(entries) > 1 else entries[0].source
     split = plan.split(work.split)

@@ -101,10 +101,10 @@ def _same_images(split: SplitPlan, plan: Plan, manifest: Manifest, folder: Path)
         return False
     compares_sizes = plan.scan.known and plan.scan.exact_sizes and plan.options.recipe.keeps_bytes
     kept = (entry for entry in split.source.entries if entry.path not in left_out)
-    for part in Index(folder, manifest.rows).in_parts():
-        labels = part.rows["label"].tolist()
-        lengths = part.rows["length"].tolist()
-        for path, label, length, entry in zip(part.paths, labels, lengths, kept, strict=False):
+    for segment in Index(folder, manifest.rows).segments():
+        labels = segment.rows["label"].tolist()
+        lengths = segment.rows["length"].tolist()
+        for path, label, length, entry in zip(segment.paths, labels, lengths, kept, strict=False):
             if (
                 entry.path != path
                 or (plan.scan.known and entry.label != label)

@@ -49,15 +49,15 @@ def get_observer(file: str) -> Observer:
 def save_observed(folder: Path, shards: Sequence[tuple[Path, int]]) -> None:
     """Write what observers found in shards next to them; zeros for shards built without.
 
-    ``shards`` are the folder of the part of each, and its number of rows.
+    ``shards`` are the folder of the result of each, and its number of rows.
     """
     for name in OBSERVERS:
-        if any((part / name).exists() for part, _ in shards):
+        if any((result / name).exists() for result, _ in shards):
             values = get_observer(name).values
             with closing(NpyWriter(folder / name, values)) as writer:
-                for part, rows in shards:
+                for result, rows in shards:
                     try:
-                        found = StoredValues(part / name, values, rows)[:]
+                        found = StoredValues(result / name, values, rows)[:]
                     except (*UNFIT, ValueError):
                         found = np.zeros(rows, values)
                     writer.append(found)

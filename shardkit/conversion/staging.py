@@ -88,8 +88,8 @@ class StagingDirectory:
         """Return the folder of a split's new dataset."""
         return self.dataset / as_name(split)
 
-    def part_of(self, split: str, number: int) -> Path:
-        """Return the folder for the part of the index of a shard."""
+    def result_folder(self, split: str, number: int) -> Path:
+        """Return the folder for the result of a shard: its segment of the index, and more."""
         return self.state / "parts" / as_name(split) / f"{number:06d}"
 
     @contextlib.contextmanager

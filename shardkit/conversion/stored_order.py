@@ -124,8 +124,8 @@ def read_runs(
 
     def load(chunk: int, _kept: TemporaryFolder | None = folder) -> PackedEntries:
         read = [_read(run, *buckets[chunk : chunk + 2]) for run in runs]
-        order = _order(np.concatenate([np.zeros((0, 2), np.uint64), *(part[1] for part in read)]))
-        return PackedEntries.joined(part[0] for part in read).take(order)
+        order = _order(np.concatenate([np.zeros((0, 2), np.uint64), *(chunk[1] for chunk in read)]))
+        return PackedEntries.joined(chunk[0] for chunk in read).take(order)
 
     return StoredEntries(load, cuts)
 

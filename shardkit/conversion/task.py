@@ -1,4 +1,4 @@
-"""A task of a conversion, and what it leaves: a part of the index, and the result that ends it.
+"""A task of a conversion, and what it leaves: a segment of the index, and the result that ends it.
 
 A task builds one shard, or indexes one archive. It may run anywhere, and more than once: each run
 saves the same result, and an intact one is not made again.
@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple
 from shardkit.contracts import Images
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.observers import Observed
-from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, save_index
+from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexSegment, save_index
 from shardkit.dataset.manifest import ShardEntry, build_typed
 from shardkit.errors import ConversionFailed, Problem
 from shardkit.kinds.field import Schema
@@ -57,8 +57,8 @@ class Task(ABC):
 
     folder: Path
     """Folder of the finished shard, or of the dataset."""
-    part: Path
-    """Folder for its part of the index, and for its result."""
+    result_folder: Path
+    """Folder for its segment of the index, and for its result."""
     recipe: Recipe
     schema: Schema
     """The fields of all records."""
@@ -91,7 +91,7 @@ class Task(ABC):
 
     @abstractmethod
     def make(self) -> ShardResult:
-        """Make the shard or index; save part and result, if there is a shard."""
+        """Make the shard or index; save segment and result, if there is a shard."""
 
 
 def carry_out(task: Task) -> Built:
@@ -136,7 +136,7 @@ class _SavedResult:
 def saved_result(task: Task) -> ShardResult | None:
     """Return the result of an earlier run from the same input, or None; ignore the shard."""
     try:
-        value = load_json(read_small(task.part / _RESULT))
+        value = load_json(read_small(task.result_folder / _RESULT))
         if value["made_of"] != task.digest:
             return None
         entry = build_typed(task.entry_type, value["entry"])
@@ -149,50 +149,49 @@ def saved_result(task: Task) -> ShardResult | None:
 
 
 def _is_intact(task: Task, result: ShardResult) -> bool:
-    """Return whether a shard and its part of the index still have the bytes written."""
+    """Return whether a shard and its segment of the index still have the bytes written."""
     try:
-        files = load_json(read_small(task.part / _RESULT))["part"]
+        folder = task.result_folder
+        files = load_json(read_small(folder / _RESULT))["part"]
         return (
             result.entry is not None
             and task.is_intact(result.entry)
-            and all(
-                has_sha256(task.part / name, digest, task.part) for name, digest in files.items()
-            )
+            and all(has_sha256(folder / name, digest, folder) for name, digest in files.items())
         )
     except (*UNFIT, ValueError, TypeError, KeyError, AttributeError):
         return False
 
 
-def load_part(task: Task, rows: int) -> IndexPart:
-    """Return a finished task's part of the index."""
-    return Index(task.part, rows, task.schema).part()
+def load_segment(task: Task, rows: int) -> IndexSegment:
+    """Return a finished task's segment of the index."""
+    return Index(task.result_folder, rows, task.schema).segment()
 
 
 def save_result(
-    task: Task, result: ShardResult, index: IndexPart, observed: Mapping[str, Observed]
+    task: Task, result: ShardResult, index: IndexSegment, observed: Mapping[str, Observed]
 ) -> None:
     """Save index, results of observers by file, and result of a finished task."""
-    with new_part(task) as part:
-        names = save_index([index], part, task.schema)
+    with new_result(task) as folder:
+        names = save_index([index], folder, task.schema)
         for name, values in observed.items():
-            save_npy(part / name, values)
+            save_npy(folder / name, values)
             names.append(name)
-        finish_part(part, task, result, names)
+        finish_result(folder, task, result, names)
 
 
 @contextlib.contextmanager
-def new_part(task: Task) -> Iterator[Path]:
-    """Yield a folder for a task's part of the index and result, and put it in place at the end."""
-    task.part.parent.mkdir(parents=True, exist_ok=True)
-    new = task.part.with_name(f".{task.part.name}.{secrets.token_hex(8)}")
+def new_result(task: Task) -> Iterator[Path]:
+    """Yield a folder for a task's segment and result, and put it in place at the end."""
+    task.result_folder.parent.mkdir(parents=True, exist_ok=True)
+    new = task.result_folder.with_name(f".{task.result_folder.name}.{secrets.token_hex(8)}")
     try:
         new.mkdir()
         yield new
-        while True:  # another job may build the same shard, and save the same part
+        while True:  # another job may build the same shard, and save the same result
             try:
                 with contextlib.suppress(FileNotFoundError):
-                    shutil.rmtree(task.part)
-                new.rename(task.part)
+                    shutil.rmtree(task.result_folder)
+                new.rename(task.result_folder)
                 break
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -200,16 +199,16 @@ def new_part(task: Task) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
-    sync(task.part.parent)
+    sync(task.result_folder.parent)
 
 
-def finish_part(part: Path, task: Task, result: ShardResult, names: Iterable[str]) -> None:
-    """Sync the files of a part, and save the result, which marks the task as done."""
+def finish_result(folder: Path, task: Task, result: ShardResult, names: Iterable[str]) -> None:
+    """Sync the files of a segment, and save the result, which marks the task as done."""
     digests = {}
     for name in names:
-        sync(part / name)
-        digests[name] = sha256_of(part / name)
-    for folder in {(part / name).parent for name in digests} | {part / INDEX_DIRECTORY}:
-        sync(folder)
+        sync(folder / name)
+        digests[name] = sha256_of(folder / name)
+    for inner in {(folder / name).parent for name in digests} | {folder / INDEX_DIRECTORY}:
+        sync(inner)
     value = {"made_of": task.digest, "part": digests, **asdict(result)}
-    write_atomically(part / _RESULT, dump_json(value))
+    write_atomically(folder / _RESULT, dump_json(value))

@@ -143,13 +143,13 @@ class ShardFile:
         done = 0
         while done < len(buffer):  # a network file system may return a part
             try:
-                part = os.preadv(self.descriptor, [buffer[done:]], offset + done)
+                count = os.preadv(self.descriptor, [buffer[done:]], offset + done)
             except OSError as error:
                 error.filename = os.fspath(self._path)
                 raise
-            if not part:
+            if not count:
                 self._fail_within(offset, len(buffer), os.fstat(self.descriptor).st_size)
-            done += part
+            done += count
 
     def read_ranges(self, length: int, offsets: Sequence[int]) -> bytes:
         """Return the ranges of ``length`` bytes at ``offsets``, concatenated.

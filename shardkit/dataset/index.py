@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import CorruptDataset, damaged_index
-from shardkit.kinds.column import PARTS, Column, join_columns, take_rows, type_of
+from shardkit.kinds.column import ENDINGS, Column, join_columns, take_rows, type_of
 from shardkit.kinds.field import (
     Field,
     Schema,
@@ -77,7 +77,7 @@ TIMES = f"{INDEX_DIRECTORY}/times.npy"
 the folder of the dataset, is the source path of the row."""
 
 _STRINGS = ("keys", "paths")
-_ENDS, _PRESENT = (f"{part}.npy" for part in PARTS[1:3])
+_ENDS, _PRESENT = (f"{ending}.npy" for ending in ENDINGS[1:3])
 
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
 _SURROGATES = "surrogateescape"
@@ -92,8 +92,8 @@ _LARGEST_TEXT = 1 << 24
 _AT_ONCE = 1 << 16
 """Values hashed at a time."""
 
-_PART_ROWS = 1 << 14
-"""Rows of `Index.in_parts`: their keys, paths and entries take about 5 MB."""
+_SEGMENT_ROWS = 1 << 14
+"""Rows of `Index.segments`: their keys, paths and entries take about 5 MB."""
 
 Rows = npt.NDArray[np.void]
 """An array of `ROW`."""
@@ -102,8 +102,8 @@ _Values = StoredValues | npt.NDArray[Any]
 _Loaded = TypeVar("_Loaded")
 
 
-class IndexPart(NamedTuple):
-    """The index of one shard, or of neighboring records of one, in memory."""
+class IndexSegment(NamedTuple):
+    """A segment of an index in memory: neighboring rows of one shard, or all of them."""
 
     rows: Rows
     keys: list[str]
@@ -183,15 +183,15 @@ def as_rows(packed: Iterable[bytes]) -> Rows:
 
 
 def require_counts(
-    parts: Iterable[npt.NDArray[np.integer[Any]]], counts: Sequence[int] | None
+    blocks: Iterable[npt.NDArray[np.integer[Any]]], counts: Sequence[int] | None
 ) -> None:
-    """Check the labels of an index, in parts, against the number of records in each class.
+    """Check the labels of an index, in blocks, against the number of records in each class.
 
     None for ``counts`` means that there are no labels. Raises CorruptDataset if they differ.
     """
     totals = np.zeros(len(counts or ()), np.int64)
     outside = False
-    for labels in parts:
+    for labels in blocks:
         labeled = labels[labels != NO_LABEL]
         if len(labeled) and not 0 <= labeled.min() <= labeled.max() < len(totals):
             outside = True
@@ -262,18 +262,18 @@ class StringTable(Sequence[str]):
         """Return the bounds of the strings of neighboring rows, and their text in one piece."""
         bounds = np.zeros(stop - start + 1, np.int64)
         if start:
-            bounds[0] = _part_of(self._ends, start - 1, start)[0]
-        bounds[1:] = _part_of(self._ends, start, stop)
+            bounds[0] = _read(self._ends, start - 1, start)[0]
+        bounds[1:] = _read(self._ends, start, stop)
         first = int(bounds[0])
         last = int(bounds[-1])
         # Each end may be any number: the text of a sparse file must not fill the memory.
         most = min(len(self._text), first + (stop - start) * MAX_KEY_BYTES + _LARGEST_TEXT)
         if not 0 <= first <= last <= most or (bounds[1:] < bounds[:-1]).any():
             raise damaged_index(f"the texts of rows {start} to {stop - 1} overlap, or are too long")
-        return bounds - first, _part_of(self._text, first, last).tobytes()
+        return bounds - first, _read(self._text, first, last).tobytes()
 
 
-def _part_of(values: _Values, start: int, stop: int) -> npt.NDArray[Any]:
+def _read(values: _Values, start: int, stop: int) -> npt.NDArray[Any]:
     try:
         return values[start:stop]
     except ValueError as error:
@@ -308,27 +308,27 @@ class Index:
         return self._load(map_npy, entries_file(field), ROW, self._count)
 
     def entries(self, field: str = IMAGE) -> Iterator[Rows]:
-        """Yield the entries of all rows in parts, one of which is in memory at a time."""
+        """Yield the entries of all rows in blocks, one of which is in memory at a time."""
         entries = self._entries(field)
-        for start in range(0, self._count, _PART_ROWS):
-            yield _part_of(entries, start, start + _PART_ROWS)
+        for start in range(0, self._count, _SEGMENT_ROWS):
+            yield _read(entries, start, start + _SEGMENT_ROWS)
 
-    def part(self, rows: slice = slice(None)) -> IndexPart:
+    def segment(self, rows: slice = slice(None)) -> IndexSegment:
         """Return the index of neighboring rows, in memory."""
         start, stop, _ = rows.indices(self._count)
-        return IndexPart(
-            _part_of(self._entries(IMAGE), start, stop),
+        return IndexSegment(
+            _read(self._entries(IMAGE), start, stop),
             self.keys()[start:stop],
             self.paths()[start:stop],
-            {name: _part_of(self._entries(name), start, stop) for name in apart_of(self._schema)},
+            {name: _read(self._entries(name), start, stop) for name in apart_of(self._schema)},
             {name: self.column(name).slice(start, stop) for name in columns_of(self._schema)},
         )
 
-    def in_parts(self, rows: range | None = None) -> Iterator[IndexPart]:
-        """Yield the index of neighboring rows, or of all, one part in memory at a time."""
+    def segments(self, rows: range | None = None) -> Iterator[IndexSegment]:
+        """Yield the index of neighboring rows, or of all, one segment in memory at a time."""
         rows = range(self._count) if rows is None else rows
-        for start in range(rows.start, rows.stop, _PART_ROWS):
-            yield self.part(slice(start, min(start + _PART_ROWS, rows.stop)))
+        for start in range(rows.start, rows.stop, _SEGMENT_ROWS):
+            yield self.segment(slice(start, min(start + _SEGMENT_ROWS, rows.stop)))
 
     def counts(self) -> dict[str, int]:
         """Return the number of rows that have each field."""
@@ -336,10 +336,10 @@ class Index:
         for name, field in self._schema.items():
             if name == LABEL:
                 labels = (entries["label"] for entries in self.entries())
-                counts[name] = sum(int(np.count_nonzero(part != NO_LABEL)) for part in labels)
+                counts[name] = sum(int(np.count_nonzero(some != NO_LABEL)) for some in labels)
             elif field.type.stored_apart:
                 kinds = (entries["field"] for entries in self.entries(name))
-                counts[name] = sum(int(np.count_nonzero(part != _ABSENT_CODE)) for part in kinds)
+                counts[name] = sum(int(np.count_nonzero(some != _ABSENT_CODE)) for some in kinds)
             else:
                 counts[name] = self.column(name).filled()
         return counts
@@ -361,16 +361,16 @@ class Index:
         for name, values in sorted(files.items()):
             digest.update(f"\n{name} {len(values)}\n".encode())
             for start in range(0, len(values), _AT_ONCE):
-                part = _part_of(values, start, start + _AT_ONCE)
-                if part.dtype == ROW:
-                    part = part.view(np.uint8).reshape(-1, ROW.itemsize)[:, _CONTENT]
-                digest.update(part.tobytes())
+                block = _read(values, start, start + _AT_ONCE)
+                if block.dtype == ROW:
+                    block = block.view(np.uint8).reshape(-1, ROW.itemsize)[:, _CONTENT]
+                digest.update(block.tobytes())
         return digest.hexdigest()
 
     def column(self, name: str) -> StoredColumn:
         """Return the column of a small field."""
-        parts = dict(zip(column_files(name), PARTS, strict=True))
-        files = {parts[file]: values for file, values in self._column_files(name).items()}
+        endings = dict(zip(column_files(name), ENDINGS, strict=True))
+        files = {endings[file]: values for file, values in self._column_files(name).items()}
         return StoredColumn(self._schema[name], files, self._count)
 
     def _column_files(self, name: str) -> dict[str, StoredValues]:
@@ -442,18 +442,18 @@ class Index:
 
 def _last(ends: StoredValues) -> int:
     """Return the last of the ends: the number of values."""
-    return int(_part_of(ends, len(ends) - 1, len(ends))[0]) if len(ends) else 0
+    return int(_read(ends, len(ends) - 1, len(ends))[0]) if len(ends) else 0
 
 
-def join_parts(parts: Sequence[IndexPart], schema: Schema) -> IndexPart:
-    """Return the index of the records of several parts, in order."""
-    return IndexPart(
-        _entries(parts, IMAGE),
-        [key for part in parts for key in part.keys],
-        [path for part in parts for path in part.paths],
-        {name: _entries(parts, name) for name in apart_of(schema)},
+def join_segments(segments: Sequence[IndexSegment], schema: Schema) -> IndexSegment:
+    """Return the index of the records of several segments, in order."""
+    return IndexSegment(
+        _entries(segments, IMAGE),
+        [key for segment in segments for key in segment.keys],
+        [path for segment in segments for path in segment.paths],
+        {name: _entries(segments, name) for name in apart_of(schema)},
         {
-            name: join_columns(field, [part.columns[name] for part in parts])
+            name: join_columns(field, [segment.columns[name] for segment in segments])
             for name, field in columns_of(schema).items()
         },
     )
@@ -477,20 +477,18 @@ class StoredColumn:
 
     def filled(self) -> int:
         """Return the number of rows with a value."""
-        present = self._files.get(PARTS[2])
-        if present is None:
-            return self._rows
-        return int(np.count_nonzero(_part_of(present, 0, self._rows)))
+        present = self._read("-present", 0, self._rows)
+        return self._rows if present is None else int(np.count_nonzero(present))
 
     def whole(self) -> Column:
         """Return the column of all rows."""
         if self._held is not None:
             return self._held
-        files = map(self._files.get, PARTS)
-        arrays = (None if file is None else _part_of(file, 0, len(file)) for file in files)
+        files = map(self._files.get, ENDINGS)
+        arrays = (None if file is None else _read(file, 0, len(file)) for file in files)
         column = Column(self.field, *arrays)  # type: ignore[arg-type]
         _require_sound(column)
-        for array in column.parts().values():
+        for array in column.arrays().values():
             array.setflags(write=False)
         if self._is_small:
             self._held = column
@@ -504,29 +502,28 @@ class StoredColumn:
 
     def present(self) -> npt.NDArray[np.bool_]:
         """Return whether each row has a value: bool of shape (N,)."""
-        if PARTS[2] not in self._files:
-            return np.ones(self._rows, np.bool_)
-        return _part_of(self._files[PARTS[2]], 0, self._rows)
+        present = self._read("-present", 0, self._rows)
+        return np.ones(self._rows, np.bool_) if present is None else present
 
     def slice(self, start: int, stop: int) -> Column:
         """Return the column of neighboring rows."""
-        files = self._files
-        ends = None
         first = start
         last = stop
-        if PARTS[1] in files:
-            bounds = _part_of(files[PARTS[1]], max(0, start - 1), stop)
-            first = int(bounds[0]) if start else 0
-            ends = (bounds[1:] if start else bounds) - first
+        ends = self._read("-ends", max(0, start - 1), stop)
+        if ends is not None:
+            first = int(ends[0]) if start else 0
+            ends = (ends[1:] if start else ends) - first
             last = first + int(ends[-1]) if len(ends) else first
-        present = _part_of(files[PARTS[2]], start, stop) if PARTS[2] in files else None
+        present = self._read("-present", start, stop)
         width = self.field.type.width(self.field)
-        labels = None
-        if PARTS[3] in files:
-            labels = _part_of(files[PARTS[3]], first // width, last // width)
-        column = Column(self.field, _part_of(files[PARTS[0]], first, last), ends, present, labels)
+        labels = self._read("-labels", first // width, last // width)
+        column = Column(self.field, _read(self._files[""], first, last), ends, present, labels)
         _require_sound(column)
         return column
+
+    def _read(self, ending: str, start: int, stop: int) -> npt.NDArray[Any] | None:
+        values = self._files.get(ending)
+        return None if values is None else _read(values, start, stop)
 
 
 def _require_sound(column: Column) -> None:
@@ -546,11 +543,11 @@ def _require_sound(column: Column) -> None:
 
 
 def save_index(
-    parts: Iterable[IndexPart], directory: Path, schema: Schema | None = None
+    segments: Iterable[IndexSegment], directory: Path, schema: Schema | None = None
 ) -> list[str]:
     """Write the index of a dataset, and return the names of its files, relative to ``directory``.
 
-    There is a part for each shard, in order, and one is in memory at a time. None for ``schema``
+    There is a segment for each shard, in order; one is in memory at a time. None for ``schema``
     means only images and labels.
     """
     schema = default_schema(None) if schema is None else schema
@@ -558,8 +555,8 @@ def save_index(
     lasts = Counter[str]()
     files: dict[str, NpyWriter] = {}
     with contextlib.ExitStack() as stack:
-        for part in chain([join_parts((), schema)], parts):
-            arrays = _arrays(part)
+        for segment in chain([join_segments((), schema)], segments):
+            arrays = _arrays(segment)
             for name, array in arrays.items():
                 if name not in files:
                     (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -570,24 +567,24 @@ def save_index(
                 files[name].append(array + lasts[name] if name.endswith(_ENDS) else array)
                 if name.endswith(_ENDS) and len(array):
                     lasts[name] += int(array[-1])
-            for name in files.keys() - arrays.keys():  # all rows of the part have a value
-                files[name].append(np.ones(len(part.rows), np.bool_))
-            rows += len(part.rows)
+            for name in files.keys() - arrays.keys():  # all rows of the segment have a value
+                files[name].append(np.ones(len(segment.rows), np.bool_))
+            rows += len(segment.rows)
     return [name for name in index_files(schema) if name in files]
 
 
-def _arrays(part: IndexPart) -> dict[str, npt.NDArray[Any]]:
+def _arrays(segment: IndexSegment) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays to store, by file."""
-    arrays: dict[str, npt.NDArray[Any]] = {ROWS_NAME: part.rows}
-    arrays |= {entries_file(name): entries for name, entries in part.apart.items()}
+    arrays: dict[str, npt.NDArray[Any]] = {ROWS_NAME: segment.rows}
+    arrays |= {entries_file(name): entries for name, entries in segment.apart.items()}
     for name in _STRINGS:
-        texts = [text.encode(*_UTF8) for text in getattr(part, name)]
+        texts = [text.encode(*_UTF8) for text in getattr(segment, name)]
         text_name, ends_name = string_files(name)
         arrays[text_name] = np.frombuffer(b"".join(texts), np.uint8)
         arrays[ends_name] = np.cumsum([len(text) for text in texts], dtype=np.int64)
-    for name, column in part.columns.items():
-        files = dict(zip(PARTS, column_files(name), strict=True))
-        arrays |= {files[part]: array for part, array in column.parts().items()}
+    for name, column in segment.columns.items():
+        files = dict(zip(ENDINGS, column_files(name), strict=True))
+        arrays |= {files[ending]: array for ending, array in column.arrays().items()}
     return arrays
 
 
@@ -598,8 +595,8 @@ def index_files(schema: Schema) -> list[str]:
     return entries + strings + [file for name in columns_of(schema) for file in column_files(name)]
 
 
-def _entries(parts: Sequence[IndexPart], name: str) -> Rows:
-    entries = [part.rows if name == IMAGE else part.apart[name] for part in parts]
+def _entries(segments: Sequence[IndexSegment], name: str) -> Rows:
+    entries = [segment.rows if name == IMAGE else segment.apart[name] for segment in segments]
     if len(entries) == 1:
         return entries[0]
     return np.concatenate(entries) if entries else np.zeros(0, ROW)
@@ -615,8 +612,8 @@ def entries_file(field: str) -> str:
 
 
 def column_files(name: str) -> tuple[str, ...]:
-    """Return the files that the column of a small field may have, in the order of `PARTS`."""
-    return tuple(f"{INDEX_DIRECTORY}/columns/{name}{part}.npy" for part in PARTS)
+    """Return the files that the column of a small field may have, in the order of `ENDINGS`."""
+    return tuple(f"{INDEX_DIRECTORY}/columns/{name}{ending}.npy" for ending in ENDINGS)
 
 
 def string_files(name: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Build a shard's part of the index by reading all its records.
+"""Build a shard's segment of the index by reading all its records.
 
 Conversions (which thus read back what they wrote), `shardkit index` and `shardkit verify` share
 this code.
@@ -21,7 +21,7 @@ from shardkit.dataset.index import (
     INDEX_DIRECTORY,
     ROW,
     ROWS_NAME,
-    IndexPart,
+    IndexSegment,
     Rows,
     as_rows,
     column_files,
@@ -75,7 +75,7 @@ _LONGEST_REASON = 200
 """Maximum characters of an exception's message, which may quote stored data."""
 
 
-class ShardPart(NamedTuple):
+class ShardRange(NamedTuple):
     """Neighboring records of a shard."""
 
     rows: slice = slice(None)
@@ -89,16 +89,16 @@ def index_shard(
     storage: Format,
     path: Path,
     see: Callable[[Sequence[str], Sequence[int]], None] | None = None,
-    part: ShardPart | None = None,
-) -> IndexPart:
+    range_: ShardRange | None = None,
+) -> IndexSegment:
     """Return the index of the shard at ``path``, or of a range of it, built from its content alone.
 
     ``see`` gets the keys and checksums (`shardkit.record.checksums`) of some records at a time, in
-    order. None for ``part`` reads all. Raises CorruptShard if the shard or a record is damaged.
+    order. None for ``range_`` reads all. Raises CorruptShard if the shard or a record is damaged.
     """
     batches: list[IndexedRecords] = []
-    with open_records(storage, path, part) as records:
-        rows = range(len(records))[part.rows if part else slice(None)]
+    with open_records(storage, path, range_) as records:
+        rows = range(len(records))[range_.rows if range_ else slice(None)]
         for start in range(0, len(rows), _INDEX_ROWS):
             batch = records.index(rows[start : start + _INDEX_ROWS])
             if see:
@@ -108,9 +108,9 @@ def index_shard(
     return join_indexed(batches, schema)
 
 
-def join_indexed(batches: Sequence[IndexedRecords], schema: Schema) -> IndexPart:
+def join_indexed(batches: Sequence[IndexedRecords], schema: Schema) -> IndexSegment:
     """Return the index of the records of several batches, in order."""
-    return IndexPart(
+    return IndexSegment(
         np.concatenate([as_rows(()), *(batch.rows for batch in batches)]),
         [key for batch in batches for key in batch.keys],
         [path for batch in batches for path in batch.paths],
@@ -400,10 +400,10 @@ def _path(meta: dict[str, Any]) -> str:
     return path
 
 
-def open_records(storage: Format, path: Path, part: ShardPart | None = None) -> ShardRecords:
+def open_records(storage: Format, path: Path, range_: ShardRange | None = None) -> ShardRecords:
     """Open the shard at ``path`` to read its records, or those of a range of offsets."""
-    if part and storage.chunks:
-        reader = storage.chunks.read(path, part.start, part.stop)
+    if range_ and storage.chunks:
+        reader = storage.chunks.read(path, range_.start, range_.stop)
     else:
         reader = storage.read(path)
     try:
@@ -413,7 +413,7 @@ def open_records(storage: Format, path: Path, part: ShardPart | None = None) -> 
         raise
 
 
-def difference(entry: IndexedRecord, row: int, index: IndexPart | None) -> tuple[str, str]:
+def difference(entry: IndexedRecord, row: int, index: IndexSegment | None) -> tuple[str, str]:
     """Return how a record differs from the index ("" if it does not), and which index file."""
     if index is None or row >= len(index.keys):
         return ("", "") if index is None else ("it is not in the index", ROWS_NAME)
@@ -434,7 +434,7 @@ def difference(entry: IndexedRecord, row: int, index: IndexPart | None) -> tuple
     return _other_difference(entry.others, row, index) if entry.others else ("", "")
 
 
-def _other_difference(others: Others, row: int, index: IndexPart) -> tuple[str, str]:
+def _other_difference(others: Others, row: int, index: IndexSegment) -> tuple[str, str]:
     """Return how the other fields of a record differ from the index, and which index file."""
     for name, packed in others.entries.items():
         if packed != index.apart[name][row].tobytes():

@@ -168,8 +168,8 @@ class IndexRows:
         """Return the label of each row, int64 of shape (N,)."""
         labels = np.empty(self._count, np.int64)
         for start in range(0, self._count, _AT_ONCE):
-            part = np.arange(start, min(start + _AT_ONCE, self._count))
-            labels[part] = self.read(part)["label"]
+            numbers = np.arange(start, min(start + _AT_ONCE, self._count))
+            labels[numbers] = self.read(numbers)["label"]
         return labels
 
     def forget(self) -> None:

@@ -260,10 +260,10 @@ class LocatedRows:
 
     def runs(self) -> Iterator[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
         """Yield rows, their entries, and descriptors that are open until the next rows."""
-        for part, descriptors in self._opened.runs():
-            rows = range(len(self))[part]
+        for run, descriptors in self._opened.runs():
+            rows = range(len(self))[run]
             entries = self.entries[rows.start * ROW.itemsize : rows.stop * ROW.itemsize]
-            yield part, entries, descriptors
+            yield run, entries, descriptors
 
     def maps(self) -> list[Any] | None:
         """Return the map of each row's shard for raw pixels that can be copied from there."""

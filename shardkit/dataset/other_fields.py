@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.dataset.index import IndexPart, Rows
+from shardkit.dataset.index import IndexSegment, Rows
 from shardkit.dataset.index_builder import FileWindow, IndexedRecords, ShardRecords, join_indexed
 from shardkit.formats.ranges import RangeReader
 from shardkit.formats.table import Table
@@ -62,12 +62,12 @@ def _only(table: Table, name: str, field: Field) -> Table:
     return table._replace(names=(stored,), offsets=offsets, lengths=lengths, labels=None)
 
 
-def equal_others(found: IndexedRecords, index: IndexPart, rows: range) -> Known:
+def equal_others(found: IndexedRecords, index: IndexSegment, rows: range) -> Known:
     """Return whether the other fields of each record are as the index of its shard says."""
     equal = np.ones(len(rows), np.bool_)
-    part = slice(rows.start, rows.stop)
+    inside = slice(rows.start, rows.stop)
     for name, entries in found.entries.items():
-        equal &= _as_numbers(entries) == _as_numbers(index.apart[name][part])
+        equal &= _as_numbers(entries) == _as_numbers(index.apart[name][inside])
     for name, values in found.values.items():
         wanted = map(index.columns[name].packed, rows)
         equal &= np.fromiter(map(operator.eq, values, wanted), np.bool_, len(rows))
@@ -79,16 +79,16 @@ def _as_numbers(entries: Rows) -> npt.NDArray[np.void]:
     return np.ascontiguousarray(entries).view(np.dtype((np.void, entries.dtype.itemsize)))
 
 
-def read_intact(records: ShardRecords, rows: range, part: IndexPart) -> list[Record]:
+def read_intact(records: ShardRecords, rows: range, segment: IndexSegment) -> list[Record]:
     """Return neighboring records of a shard, or none if one differs from its index."""
     indexed = records.index(rows)
     read = records.reader.read(rows)
     # The bytes that were indexed may not be those that were read.
     same = checksums(read) == indexed.checksums
-    return read if same and _are_equal(join_indexed([indexed], records.schema), part) else []
+    return read if same and _are_equal(join_indexed([indexed], records.schema), segment) else []
 
 
-def _are_equal(one: IndexPart, other: IndexPart) -> bool:
+def _are_equal(one: IndexSegment, other: IndexSegment) -> bool:
     return (
         (one.keys, one.paths) == (other.keys, other.paths)
         and np.array_equal(one.rows, other.rows)
@@ -99,10 +99,10 @@ def _are_equal(one: IndexPart, other: IndexPart) -> bool:
 
 def _are_same(one: Column, other: Column) -> bool:
     """Return whether two columns have the same bytes in all rows."""
-    parts: Sequence[tuple[Any, Any]] = (
+    pairs: Sequence[tuple[Any, Any]] = (
         (one.ends, other.ends),
         (one.labels, other.labels),
         (presence(one), presence(other)),
     )
     same = one.values.tobytes() == other.values.tobytes()
-    return same and all(mine is its or np.array_equal(mine, its) for mine, its in parts)
+    return same and all(mine is its or np.array_equal(mine, its) for mine, its in pairs)

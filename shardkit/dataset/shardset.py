@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.index import (
-    IndexPart,
+    IndexSegment,
     Rows,
     StoredColumn,
     StringTable,
@@ -317,11 +317,11 @@ class ShardSet:
     def _raw_bytes(self) -> int:
         return math.prod(self.manifest.raw_shape or (0,))
 
-    def part(self, rows: range) -> IndexPart:
+    def segment(self, rows: range) -> IndexSegment:
         """Return the index of neighboring rows, counted from 0."""
         start, stop = rows.start, rows.stop
         numbers = np.arange(start, stop)
-        return IndexPart(
+        return IndexSegment(
             self.entries.read(numbers),
             self.keys[start:stop],
             self.paths[start:stop],

@@ -134,7 +134,7 @@ class DatasetSource(Source):
         splits = {}
         understood = {}
         for split, shards in self._sets.items():
-            shards.part(range(min(1, len(shards))))  # refuses a damaged index at once
+            shards.segment(range(min(1, len(shards))))  # refuses a damaged index at once
             chosen = select(shards, where=self._options.where, rows=self._rows)
             if not chosen.any():
                 raise UsageError(f"no row of {shards.directory} is selected")
@@ -237,14 +237,14 @@ def _intact_records(
         records: Sequence[Record] = ()
         if shards.dataset.is_store and shards.manifest.shards[shard].holds_records:
             read = partial(open_records, get_format(shards.manifest.format))
-            part = shards.part(range(int(run[0]), int(run[-1]) + 1))
+            segment = shards.segment(range(int(run[0]), int(run[-1]) + 1))
             inside = range(first, first + len(run))
-            work = partial(read_intact, rows=inside, part=part)
+            work = partial(read_intact, rows=inside, segment=segment)
             records = files.reader(shard, read, "records").call(work)
         if not records or any(map(shards.shape_fault, records)):
             yield from repeat(None, len(run))
         else:
-            yield from zip(records, part.paths, strict=True)
+            yield from zip(records, segment.paths, strict=True)
 
 
 def record_of(shards: ShardSet, row: int) -> Record:
@@ -264,8 +264,8 @@ def record_of(shards: ShardSet, row: int) -> Record:
     try:
         reader = shards.files.reader(shard, partial(open_records, storage), "records")
         (stored,) = reader.read([position])
-        part = shards.part(range(row, row + 1))
-        reason = difference(stored, 0, part)[0] or shards.shape_fault(stored.record)
+        segment = shards.segment(range(row, row + 1))
+        reason = difference(stored, 0, segment)[0] or shards.shape_fault(stored.record)
     except (CorruptShard, IndexError) as error:
         reason = str(error)
     if reason:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shardkit.codecs.image import decode, encode
 from shardkit.codecs.image_type import ImageType, TypedPixels
-from shardkit.dataset.index import Index, IndexPart
+from shardkit.dataset.index import Index, IndexSegment
 from shardkit.dataset.index_builder import IndexedRecord, open_records
 from shardkit.dataset.shardset import ShardSet
 from shardkit.dataset.source import record_of
@@ -118,10 +118,10 @@ class Exporting:
                 raise CorruptShard(f"{path} has {len(records)} records; the manifest says {count}")
             for first in range(0, count, _READ_ROWS):
                 rows = range(first, min(first + _READ_ROWS, count))
-                part = self._index.part(slice(start + rows.start, start + rows.stop))
+                segment = self._index.segment(slice(start + rows.start, start + rows.stop))
                 for row, indexed in enumerate(records.read(rows)):
                     fault = self.shards.shape_fault(indexed.record)
-                    if fault or not _is_indexed(indexed, part, row):
+                    if fault or not _is_indexed(indexed, segment, row):
                         raise CorruptShard(
                             f"record {quoted(indexed.record.key)} in {path}: "
                             f"{fault or 'it differs from the index'};",
@@ -218,17 +218,17 @@ def _can_name_file(key: str) -> bool:
         parts = parts_of_text(key)
     except ValueError:
         return False
-    return not any(part.startswith(".") or len(os.fsencode(part)) > _LONGEST for part in parts)
+    return not any(name.startswith(".") or len(os.fsencode(name)) > _LONGEST for name in parts)
 
 
-def _is_indexed(indexed: IndexedRecord, part: IndexPart, row: int) -> bool:
+def _is_indexed(indexed: IndexedRecord, segment: IndexSegment, row: int) -> bool:
     """Return whether a record is the one at a row of a part of the index."""
     packed: dict[str, Any] = {IMAGE: indexed.packed}
     if indexed.others:
         packed |= indexed.others.entries | indexed.others.values
-    entries = {IMAGE: part.rows, **part.apart}
+    entries = {IMAGE: segment.rows, **segment.apart}
     return (
-        indexed.path == part.paths[row]
+        indexed.path == segment.paths[row]
         and all(packed[name] == rows[row].tobytes() for name, rows in entries.items())
-        and all(packed[name] == column.packed(row) for name, column in part.columns.items())
+        and all(packed[name] == column.packed(row) for name, column in segment.columns.items())
     )

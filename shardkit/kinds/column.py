@@ -17,7 +17,7 @@ from shardkit.errors import damaged_index
 from shardkit.kinds.field import Field, Packed, Stack
 from shardkit.record import Record
 
-PARTS = ("", "-ends", "-present", "-labels")
+ENDINGS = ("", "-ends", "-present", "-labels")
 """Ends of the names of a column's files: see `Column`."""
 
 
@@ -71,10 +71,12 @@ class Column(NamedTuple):
         """The number of rows with a value."""
         return self.rows if self.present is None else int(np.count_nonzero(self.present))
 
-    def parts(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays to store, by the end of their file's name, one of `PARTS`."""
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays to store, by the end of their file's name, one of `ENDINGS`."""
         arrays = (self.values, self.ends, self.present, self.labels)
-        return {name: array for name, array in zip(PARTS, arrays, strict=True) if array is not None}
+        return {
+            name: array for name, array in zip(ENDINGS, arrays, strict=True) if array is not None
+        }
 
     def has(self, row: int) -> bool:
         """Return whether a row has a value."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardkit.dataset.index import Index, IndexPart
+from shardkit.dataset.index import Index, IndexSegment
 from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry
 from shardkit.kinds.field import Schema
 from shardkit.system.files import as_name
@@ -97,7 +97,7 @@ class ShardCheck:
         return Finding(file=self.prefix + MANIFEST_NAME, reason=reason)
 
     def finding(
-        self, reason: str, row: int | None = None, index: IndexPart | None = None, file: str = ""
+        self, reason: str, row: int | None = None, index: IndexSegment | None = None, file: str = ""
     ) -> Finding:
         """Return damage of the shard, or of the record at a ``row`` of ``index``."""
         finding = Finding(file=self.prefix + (file or self.entry.name), reason=reason)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from shardkit.conversion.staging import scratch_folder
-from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexPart, save_index
+from shardkit.dataset.index import INDEX_DIRECTORY, Index, IndexSegment, save_index
 from shardkit.dataset.index_builder import index_shard
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.errors import CorruptDataset, CorruptShard
@@ -56,7 +56,7 @@ def rebuild_index(
     )
     storage = get_format(manifest.format)
 
-    def parts() -> Iterator[IndexPart]:
+    def segments() -> Iterator[IndexSegment]:
         for shard in manifest.shards:
             path = directory / shard.name
             if not has_sha256(path, shard.sha256):
@@ -69,7 +69,7 @@ def rebuild_index(
             if on_progress:
                 on_progress(Progress(images=shard.rows, bytes=shard.bytes))
 
-    names = save_index(parts(), scratch, manifest.fields_by_name)
+    names = save_index(segments(), scratch, manifest.fields_by_name)
     expected = {file.name: file.sha256 for file in manifest.files}
     index = Index(scratch, manifest.rows, manifest.fields_by_name, manifest.lacking)
     if (

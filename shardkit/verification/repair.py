@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.staging import scratch_folder
-from shardkit.conversion.task import carry_out, load_part
+from shardkit.conversion.task import carry_out, load_segment
 from shardkit.dataset.manifest import FileEntry, ShardEntry
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.reports import IGNORED, SKIPPED, render_report
@@ -211,7 +211,7 @@ class _Repair:
                     split=split,
                     number=number,
                     folder=self.scratch,
-                    part=self.scratch / "parts" / split / f"{number:06d}",
+                    result_folder=self.scratch / "parts" / split / f"{number:06d}",
                     format=manifest.format,
                     recipe=match.recipe,
                     schema=manifest.fields_by_name,
@@ -252,7 +252,7 @@ class _Repair:
         start = part.start + sum(shard.rows for shard in before)
         try:
             old = self.store.index.rows()[start : start + count]
-            new = load_part(task, count)
+            new = load_segment(task, count)
         except (CorruptDataset, ValueError):
             return []
         return [

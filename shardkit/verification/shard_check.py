@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.handles import ShardFile
-from shardkit.dataset.index import HEAD, IndexPart, checksum
+from shardkit.dataset.index import HEAD, IndexSegment, checksum
 from shardkit.dataset.index_builder import FileWindow, ShardRecords, difference, open_records
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.record import IMAGE
@@ -82,9 +82,9 @@ class Checks:
 
 def _check_records(task: ShardCheck) -> CheckedShard:
     """Find all damage of a shard of a conversion, and hash it in the same pass."""
-    index: IndexPart | None = None
+    index: IndexSegment | None = None
     with suppress(CorruptDataset, ValueError):  # found by the check of the index
-        index = task.index.part(slice(task.start, task.start + task.entry.rows))
+        index = task.index.segment(slice(task.start, task.start + task.entry.rows))
     findings = list[Finding]()
     compared = None
     count = 0
@@ -112,7 +112,7 @@ def _check_records(task: ShardCheck) -> CheckedShard:
 
 
 def _equal_to_index(
-    task: ShardCheck, records: ShardRecords, index: IndexPart | None, digest: FileSha256
+    task: ShardCheck, records: ShardRecords, index: IndexSegment | None, digest: FileSha256
 ) -> npt.NDArray[np.bool_]:
     """Return whether each record is known to be as the index says, and needs no other check.
 
@@ -126,12 +126,12 @@ def _equal_to_index(
     meter = Meter()
     for start in range(0, count, step):
         rows = range(start, min(start + step, count))
-        part = slice(rows.start, rows.stop)
-        stored = index.rows[part]
+        inside = slice(rows.start, rows.stop)
+        stored = index.rows[inside]
         end = int((stored["offset"] + stored["length"]).max())
         window = FileWindow(*digest.advance(end + _TAIL))
         same, found = records.index_known(rows, window, summed=False)
-        for texts, wanted in ((found.keys, index.keys[part]), (found.paths, index.paths[part])):
+        for texts, wanted in ((found.keys, index.keys[inside]), (found.paths, index.paths[inside])):
             same &= np.fromiter(map(operator.eq, texts, wanted), np.bool_, len(rows))
         # As numbers, entries are compared 20 times as fast.
         one, other = (
@@ -140,7 +140,7 @@ def _equal_to_index(
         same &= (one == other).all(axis=1)
         if found.entries or found.values:
             same &= load(_OTHERS)(found, index, rows)
-        equal[part] = same
+        equal[inside] = same
         meter.add(images=int(same.sum()), size=int(stored["length"][same].sum(dtype=np.int64)))
     meter.flush()
     return equal
@@ -150,7 +150,7 @@ def _check_each(
     task: ShardCheck,
     records: ShardRecords,
     rows: Sequence[int],
-    index: IndexPart | None,
+    index: IndexSegment | None,
     *,
     intact: bool,
 ) -> tuple[list[Finding], ComparisonResult | None]:
@@ -188,13 +188,13 @@ def _check_each(
     return findings, comparison.result if comparison else None
 
 
-def check_ranges(task: ShardCheck, parts: Iterable[IndexPart]) -> list[Finding]:
+def check_ranges(task: ShardCheck, segments: Iterable[IndexSegment]) -> list[Finding]:
     """Find damaged records of a shard that its format cannot open, using the index alone."""
     file = ShardFile(task.path, task.path.stat().st_size, task.folder)
     findings = list[Finding]()
     meter = Meter()
-    for row, part, start, name in _fields(parts):
-        entry = (part.rows if name == IMAGE else part.apart[name])[row - start]
+    for row, segment, start, name in _fields(segments):
+        entry = (segment.rows if name == IMAGE else segment.apart[name])[row - start]
         if entry["offset"] < 0:
             continue  # not stored as plain bytes
         try:
@@ -207,7 +207,7 @@ def check_ranges(task: ShardCheck, parts: Iterable[IndexPart]) -> list[Finding]:
         except (CorruptShard, OverflowError) as error:
             reason = str(error)
         if reason:
-            finding = task.finding(reason, row - start, part)
+            finding = task.finding(reason, row - start, segment)
             findings.append(replace(finding, row=task.start + row))
         meter.add(images=int(name == IMAGE), size=int(entry["length"]), bad=bool(reason))
         if len(findings) >= MOST_FINDINGS:
@@ -217,13 +217,13 @@ def check_ranges(task: ShardCheck, parts: Iterable[IndexPart]) -> list[Finding]:
     return findings
 
 
-def _fields(parts: Iterable[IndexPart]) -> Iterator[tuple[int, IndexPart, int, str]]:
+def _fields(segments: Iterable[IndexSegment]) -> Iterator[tuple[int, IndexSegment, int, str]]:
     """Yield each row of a shard, the part that it is in, the part's first row, and each field."""
     start = 0
-    for part in parts:
-        rows = range(start, start + len(part.rows))
-        for row, name in itertools.product(rows, (IMAGE, *part.apart)):
-            yield row, part, start, name
+    for segment in segments:
+        rows = range(start, start + len(segment.rows))
+        for row, name in itertools.product(rows, (IMAGE, *segment.apart)):
+            yield row, segment, start, name
         start = rows.stop
 
 

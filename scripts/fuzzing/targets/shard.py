@@ -8,7 +8,7 @@ from pathlib import Path
 from scripts.fuzzing.material import shards
 from scripts.fuzzing.target import SECRET, Target, broken
 from shardkit.contracts import Format
-from shardkit.dataset.index import IndexPart, save_index
+from shardkit.dataset.index import IndexSegment, save_index
 from shardkit.dataset.index_builder import index_shard
 from shardkit.errors import CorruptShard
 from shardkit.record import Record, checksums
@@ -39,7 +39,7 @@ class ShardTarget(Target):
             broken("reading again gives other records")
         return "read"
 
-    def _check_index(self, data: bytes, part: IndexPart, seen: list[Record]) -> None:
+    def _check_index(self, data: bytes, part: IndexSegment, seen: list[Record]) -> None:
         if not len(part.rows) == len(part.keys) == len(part.paths) == len(seen):
             broken("the index has columns of different lengths")
         for row, record in zip(part.rows, seen, strict=True):

@@ -70,7 +70,7 @@ class StateTarget(Target):
             split="",
             number=0,
             folder=folder,
-            part=folder / "part",
+            result_folder=folder / "part",
             format="webdataset",
             recipe=Recipe(),
             schema=default_schema(None),
@@ -91,11 +91,11 @@ class StateTarget(Target):
         make_folder(folder, "target")
         make_folder(self._target, STATE)
         make_folder(self._target, DATASET)
-        self._task.part.mkdir(exist_ok=True)
+        self._task.result_folder.mkdir(exist_ok=True)
         self._task.path.write_bytes(_SHARD)
 
     def check(self, data: bytes) -> str:
-        (self._task.part / "result.json").write_bytes(data)
+        (self._task.result_folder / "result.json").write_bytes(data)
         result = load_result(self._task)
         self._check_work(data)
         return "rebuilt" if result is None else "reused"

@@ -13,7 +13,7 @@ from helpers import FORMATS, jpeg, make_dataset, make_tree
 
 from shardkit import verify
 from shardkit.contracts import ShardSpec
-from shardkit.dataset.index import join_parts, save_index
+from shardkit.dataset.index import join_segments, save_index
 from shardkit.dataset.index_builder import index_shard
 from shardkit.dataset.manifest import FileEntry, Manifest, ShardEntry, load_manifest, save_manifest
 from shardkit.dataset.opened import OpenedDataset
@@ -74,7 +74,7 @@ def forge(place: Path, change: Change = list, **entries: Any) -> None:
         )
     schema = manifest.fields_by_name
     names = save_index(parts, place, schema)
-    counts = join_parts(parts, schema).counts(schema)
+    counts = join_segments(parts, schema).counts(schema)
     labels = Counter(int(label) for part in parts for label in part.rows["label"])
     classes = entries.get("classes", manifest.classes)
     forged = replace(

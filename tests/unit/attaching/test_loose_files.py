@@ -32,7 +32,7 @@ from shardkit import (
     verify,
 )
 from shardkit.conversion.assemble import Assembly, ShardGroup, save_manifests
-from shardkit.dataset.index import TIMES, IndexPart, as_rows, pack_row
+from shardkit.dataset.index import TIMES, IndexSegment, as_rows, pack_row
 from shardkit.dataset.manifest import AttachedShard
 from shardkit.errors import BadImages, CorruptDataset, CorruptRecord
 from shardkit.kinds.field import default_schema
@@ -463,12 +463,12 @@ def make_index(folder: Path, photos: Path, rows: int) -> Path:
         os.utime(photos / name, ns=(0, 1))
     classes = tuple(f"n{n:08d}" for n in range(-(-rows // EACH)))
 
-    def parts() -> list[IndexPart]:
+    def parts() -> list[IndexSegment]:
         found = []
         for label in range(len(classes)):
             some = names[label * EACH : (label + 1) * EACH]
             row = pack_row(offset=0, image=image, label=label, size=(24, 16), field="jpg")
-            found.append(IndexPart(as_rows([row] * len(some)), [n[:-5] for n in some], some))
+            found.append(IndexSegment(as_rows([row] * len(some)), [n[:-5] for n in some], some))
         return found
 
     (folder / "index").mkdir(parents=True)

@@ -27,7 +27,7 @@ from shardkit.cluster.executors import open_cluster
 from shardkit.cluster.jobs import Jobs
 from shardkit.cluster.ledger import Ledger
 from shardkit.cluster.work import commit, plan_jobs, work
-from shardkit.conversion.task import new_part
+from shardkit.conversion.task import new_result
 from shardkit.errors import BadImages, NotPublished
 from shardkit.system.pool import Progress
 
@@ -475,14 +475,14 @@ def test_a_job_may_save_its_part_while_another_removes_the_older_one(
     remove = shutil.rmtree
 
     def remove_late(path: Path) -> None:
-        """Remove a folder as `rmtree` does, in which another job saves its part meanwhile."""
+        """Remove a folder as `rmtree` does, in which another job saves its result meanwhile."""
         monkeypatch.setattr(shutil, "rmtree", remove)
         (path / "older").unlink()
         (path / "of another").touch()
         os.rmdir(path)
 
     monkeypatch.setattr(shutil, "rmtree", remove_late)
-    with new_part(SimpleNamespace(part=part)) as new:  # type: ignore[arg-type]
+    with new_result(SimpleNamespace(result_folder=part)) as new:  # type: ignore[arg-type]
         (new / "ours").touch()
 
     assert [str(path.relative_to(part.parent)) for path in part.parent.rglob("*")] == [

@@ -34,7 +34,7 @@ def make_task(tmp_path: Path, to: str = "webdataset", **changes: Any) -> ShardTa
         split="",
         number=7,
         folder=folder,
-        part=tmp_path / "parts" / "000007",
+        result_folder=tmp_path / "parts" / "000007",
         format=to,
         recipe=Recipe(),
         schema=default_schema(("cat", "dog")),
@@ -67,8 +67,8 @@ def test_a_shard_that_the_disk_has_changed_is_rebuilt(tmp_path: Path, file: str)
     before = tree(tmp_path)
     path = {
         "shard": task.path,
-        "rows": task.part / "index/rows.npy",
-        "paths": task.part / "index/paths.npy",
+        "rows": task.result_folder / "index/rows.npy",
+        "paths": task.result_folder / "index/paths.npy",
     }[file]
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -132,7 +132,7 @@ def test_only_a_lack_of_threads_is_blamed_on_memory(
 def test_a_shard_without_digests_of_its_part_is_rebuilt(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     result = built(task)
-    path = task.part / "result.json"
+    path = task.result_folder / "result.json"
     whole = path.read_bytes()
     path.write_bytes(dump_json({n: v for n, v in load_json(whole).items() if n != "part"}))
     assert load_result(task) == result
@@ -145,7 +145,7 @@ def test_an_incomplete_shard_is_rebuilt(tmp_path: Path, damage: str) -> None:
     task = make_task(tmp_path)
     result = built(task)
     content = task.path.read_bytes()
-    path = task.path if damage.startswith("shard") else task.part / "result.json"
+    path = task.path if damage.startswith("shard") else task.result_folder / "result.json"
     if damage.endswith("missing"):
         path.unlink()
     else:
@@ -159,7 +159,7 @@ def test_an_invalid_result_is_ignored(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     result = built(task)
     for content in (b"[]", b"{}", b'{"entry": null}', b'{"entry": {"a": 1}}'):
-        (task.part / "result.json").write_bytes(content)
+        (task.result_folder / "result.json").write_bytes(content)
         assert built(task) == result
 
 

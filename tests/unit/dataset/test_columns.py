@@ -81,14 +81,14 @@ def test_values_come_back_from_any_parts(data: st.DataObject, name: str) -> None
     packed = [None if value is None else pack_value(field, value) for value in values]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=3)))
     bounds = [0, *cuts, len(values)]
-    parts = [build_column(field, packed[a:b]) for a, b in itertools.pairwise(bounds)]
-    column = join_columns(field, parts)
+    segments = [build_column(field, packed[a:b]) for a, b in itertools.pairwise(bounds)]
+    column = join_columns(field, segments)
     assert [plain(column.value(row)) for row in range(column.rows)] == values
     assert [column.packed(row) for row in range(column.rows)] == packed
     assert column.filled == sum(value is not None for value in values)
     whole = build_column(field, packed)
-    for part, array in whole.parts().items():
-        assert np.array_equal(array.view(np.uint8), column.parts()[part].view(np.uint8))
+    for ending, array in whole.arrays().items():
+        assert np.array_equal(array.view(np.uint8), column.arrays()[ending].view(np.uint8))
     if values:
         rows = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=5))
         taken = take_rows(column, rows)

@@ -27,13 +27,13 @@ from shardkit.dataset.index import (
     ROW,
     ROWS_NAME,
     Index,
-    IndexPart,
+    IndexSegment,
     Rows,
     StringTable,
     as_rows,
     checksum,
     damaged_rows,
-    join_parts,
+    join_segments,
     pack_row,
     row_check,
     save_index,
@@ -52,8 +52,8 @@ NAMES = [
 ]
 
 
-def make_part(rows: int = 3) -> IndexPart:
-    return IndexPart(
+def make_segment(rows: int = 3) -> IndexSegment:
+    return IndexSegment(
         as_rows(
             pack_row(offset=n, image=b"x" * n, label=n, size=(n + 1, n + 2), field="png")
             for n in range(rows)
@@ -113,15 +113,15 @@ def test_the_checksum_covers_label_width_height_and_field() -> None:
 
 
 def test_an_index_survives_a_round_trip(tmp_path: Path) -> None:
-    part = make_part()
-    assert save_index([part], tmp_path) == NAMES
+    segment = make_segment()
+    assert save_index([segment], tmp_path) == NAMES
     rows, keys, paths = open_all(tmp_path)
-    assert rows.tobytes() == part.rows.tobytes()
-    assert (keys, paths) == (part.keys, part.paths)
+    assert rows.tobytes() == segment.rows.tobytes()
+    assert (keys, paths) == (segment.keys, segment.paths)
 
 
 def test_parts_are_concatenated(tmp_path: Path) -> None:
-    save_index([make_part(2), make_part(0), make_part(3)], tmp_path)
+    save_index([make_segment(2), make_segment(0), make_segment(3)], tmp_path)
     rows, keys, _ = open_all(tmp_path, 5)
     assert rows["label"].tolist() == [0, 1, 0, 1, 2]
     assert keys == ["key0", "key1", "key0", "key1", "key2"]
@@ -142,30 +142,30 @@ def test_columns_are_written_part_by_part(tmp_path: Path) -> None:
         [None, Packed(b"three")],
         [Packed(b"four")],
     ]
-    parts = []
+    segments = []
     for texts in values:
         columns = {
             "caption": build_column(schema["caption"], texts),
             "weight": build_column(schema["weight"], [Packed(bytes(4))] * len(texts)),
             "boxes": build_column(schema["boxes"], [box] * len(texts)),
         }
-        parts.append(make_part(len(texts))._replace(columns=columns))
-    for name, saved in (("pieces", parts), ("whole", [join_parts(parts, schema)])):
+        segments.append(make_segment(len(texts))._replace(columns=columns))
+    for name, saved in (("pieces", segments), ("whole", [join_segments(segments, schema)])):
         (tmp_path / name).mkdir()
         names = save_index(saved, tmp_path / name, schema)
         assert "index/columns/caption-present.npy" in names
         assert "index/columns/weight-present.npy" not in names
     for file in names:
         assert (tmp_path / "pieces" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
-    found = Index(tmp_path / "pieces", 5, schema).part()
+    found = Index(tmp_path / "pieces", 5, schema).segment()
     assert [found.columns["caption"].value(row) for row in range(5)] == [
         *("one", "", None, "three", "four"),
     ]
 
 
 def test_an_index_of_no_rows_is_an_index(tmp_path: Path) -> None:
-    for parts in (0, 1, 3):
-        save_index([make_part(0)] * parts, tmp_path)
+    for segments in (0, 1, 3):
+        save_index([make_segment(0)] * segments, tmp_path)
         rows, keys, paths = open_all(tmp_path, 0)
         assert (len(rows), keys, paths) == (0, [], [])
 
@@ -198,14 +198,14 @@ def refuses(directory: Path, name: str = ROWS_NAME) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_file_is_refused_with_the_remedy(tmp_path: Path, name: str) -> None:
-    save_index([make_part()], tmp_path)
+    save_index([make_segment()], tmp_path)
     (tmp_path / name).unlink()
     refuses(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_truncation_is_refused(tmp_path: Path, name: str) -> None:
-    save_index([make_part()], tmp_path)
+    save_index([make_segment()], tmp_path)
     good = (tmp_path / name).read_bytes()
     for length in range(len(good)):
         (tmp_path / name).write_bytes(good[:length])
@@ -214,7 +214,7 @@ def test_each_truncation_is_refused(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_damaged_header_is_refused_or_harmless(tmp_path: Path, name: str) -> None:
-    save_index([make_part()], tmp_path)
+    save_index([make_segment()], tmp_path)
     expected = open_all(tmp_path)
     good = (tmp_path / name).read_bytes()
     escaped = []
@@ -236,7 +236,7 @@ def test_a_damaged_header_is_refused_or_harmless(tmp_path: Path, name: str) -> N
 
 
 def test_a_wrong_number_of_rows_is_refused(tmp_path: Path) -> None:
-    save_index([make_part()], tmp_path)
+    save_index([make_segment()], tmp_path)
     for rows in (0, 2, 4, 10**30):
         for use in (Index.rows, Index.keys, Index.paths):
             with refused(CorruptDataset, rows):
@@ -253,7 +253,7 @@ OTHERS = [
 
 
 def test_columns_of_another_type_or_shape_are_refused(tmp_path: Path) -> None:
-    save_index([make_part()], tmp_path)
+    save_index([make_segment()], tmp_path)
     open_all(tmp_path)
     ends = [np.array([4, 8, 13]), np.array([4.0, 8.0, 12.0]), np.array([8, 4, 12])]
     columns = [*((ROWS_NAME, column) for column in OTHERS)]
@@ -275,10 +275,10 @@ class Trap:
 
 
 def test_other_files_in_place_of_a_column_are_refused_and_not_loaded(tmp_path: Path) -> None:
-    save_index([make_part()], tmp_path)
+    save_index([make_segment()], tmp_path)
     pickled, zipped = io.BytesIO(), io.BytesIO()
     np.save(pickled, np.array([Trap()] * 3, object), allow_pickle=True)
-    np.savez(zipped, rows=make_part().rows)
+    np.savez(zipped, rows=make_segment().rows)
     others = [
         pickled.getvalue(),
         pickle.dumps(Trap()),
@@ -295,7 +295,7 @@ def test_other_files_in_place_of_a_column_are_refused_and_not_loaded(tmp_path: P
 
 
 def test_strings_truncated_after_opening_are_damage(tmp_path: Path) -> None:
-    save_index([make_part()], tmp_path)
+    save_index([make_segment()], tmp_path)
     keys = Index(tmp_path, 3).keys()
     os.truncate(tmp_path / "index/keys.npy", 130)
     with pytest.raises(CorruptDataset, match="truncated"):
