@@ -53,6 +53,9 @@ _CROWD = 1.5
 _SEARCH = 0.6
 """Fraction of the budget in which neighbors join."""
 
+_EACH = 1 / 30
+"""Fraction of the budget for a measurement. Noise decides shorter ones: in 15 seconds, 93% of the
+choices on simulated machines that wait were within 5% of the best; with 1/100, 85%."""
 _SHORTEST = 0.1
 _LONGEST = 1.0
 _OVERHEAD = 0.3
@@ -249,7 +252,7 @@ class _Race:
         """
         self._rounds.append(rates := {})
         attempts = 0
-        seconds = min(max(self._plan.budget / 100, _SHORTEST), _LONGEST)
+        seconds = min(max(self._plan.budget * _EACH, _SHORTEST), _LONGEST)
         for setting in turn([self._reference, *field], len(self._rounds) - 1):
             if self._tried.get(setting) or setting in rates:
                 continue
@@ -294,17 +297,17 @@ class _Race:
         ranked = self.ranked()
         default = self._plan.default
         ranked.sort(key=self._is_doubtful)
-        near = [each for each in ranked if _TIE * self._score(each) >= self._score(ranked[0])]
-        if not self._is_enough(ranked[0]):
-            ranked.insert(0, ranked.pop(ranked.index(min(near, key=cost))))
-        ratios = self._ratios(ranked[0])
+        choice = ranked[0]
+        if not self._is_enough(choice):
+            near = self._score(choice) / _TIE
+            choice = min((each for each in ranked if self._score(each) >= near), key=cost)
+        ratios = self._ratios(choice)
         least = GAIN if len(ratios) >= LEAST_ROUNDS else _LARGE_GAIN
         if len(ratios) > 1:  # of many settings, the one with the luckiest rounds is the first
             least += statistics.stdev(ratios) / math.sqrt(len(ratios))
-        tie = not self._is_enough(ranked[0]) and self._score(ranked[0]) < least
-        if default in ranked and tie:
-            ranked.remove(default)
-            ranked.insert(0, default)
+        if default in ranked and not self._is_enough(choice) and self._score(choice) < least:
+            choice = default
+        ranked.insert(0, ranked.pop(ranked.index(choice)))
         return SearchResult(
             ranking=[self._summary(setting) for setting in ranked],
             left_out={name_of(setting): why for setting, why in self._tried.items() if why},
