@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -37,21 +35,16 @@ def main(arguments: list[str]) -> int:
         return _replay_corpus(names, options.corpus)
     print(f"{len(names)} targets, seed {options.seed}", flush=True)
 
-    def one(name: str) -> dict[str, Any]:
+    def one(name: str) -> Summary:
         share = options.seconds * options.jobs / len(names)
         summary = fuzz(name, seconds=share, count=options.count, seed=options.seed)
-        saved = _save(summary, options.corpus) if summary.found else []
-        return _report(summary, saved)
+        _report(summary, _save(summary, options.corpus))
+        return summary
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        reports = list(pool.map(one, names))
-    total = sum(report["executions"] for report in reports)
-    findings = sum(len(report["findings"]) for report in reports)
-    print(f"{total} inputs in all, {findings} findings")
-    if options.json:
-        value = {"seed": options.seed, "seconds": options.seconds}
-        value |= {"executions": total, "findings": findings, "targets": reports}
-        options.json.write_text(json.dumps(value, indent=1) + "\n")
+        summaries = list(pool.map(one, names))
+    findings = sum(len(summary.found) for summary in summaries)
+    print(f"{sum(one.executions for one in summaries)} inputs in all, {findings} findings")
     return 1 if findings else 0
 
 
@@ -64,7 +57,6 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--target", action="append", help="one of them; again for more")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="targets at the same time")
-    parser.add_argument("--json", type=Path, help="a file for the figures")
     parser.add_argument("--corpus", type=Path, default=CORPUS, help="where findings are saved")
     options = parser.parse_args(arguments)
     for name in options.target or ():
@@ -92,9 +84,11 @@ def _replay_corpus(names: list[str], corpus: Path) -> int:
 
 def _save(summary: Summary, corpus: Path) -> list[str]:
     """Make the inputs of all findings smaller, and save them; return where."""
+    if not summary.found:
+        return []
     jobs = [
         {"target": summary.target, "data": found.data.hex(), "signature": found.signature}
-        for found in summary.found
+        for found in summary.found.values()
     ]
     with tempfile.TemporaryDirectory() as folder:
         smaller = [bytes.fromhex(result["data"]) for result in replay(jobs, Path(folder))]
@@ -107,34 +101,19 @@ def _save(summary: Summary, corpus: Path) -> list[str]:
     return saved
 
 
-def _report(summary: Summary, saved: list[str]) -> dict[str, Any]:
-    """Print what came of a target, and return it."""
+def _report(summary: Summary, saved: list[str]) -> None:
+    """Print what came of a target."""
     rate = summary.executions / max(summary.seconds, 1e-9)
     print(
         f"\n{summary.target}: {summary.executions} inputs in {summary.seconds:.0f} s "
         f"({rate:.0f}/s), decided at {summary.sites} places, slowest {summary.slowest:.2f} s, "
         f"{summary.restarts} restarts"
     )
-    outcomes = dict(summary.outcomes.most_common())
-    print("  " + ", ".join(f"{name} {times}" for name, times in outcomes.items()))
-    findings = []
-    for found, place in zip(summary.found, saved, strict=True):
+    print("  " + ", ".join(f"{name} {times}" for name, times in summary.outcomes.most_common()))
+    for found, place in zip(summary.found.values(), saved, strict=True):
         times = summary.times[found.signature]
         print(f"  FOUND {times} times: {found.kind}: {found.signature}: {place}")
         print("    " + found.detail.strip().replace("\n", "\n    ")[-1500:], flush=True)
-        findings.append({"kind": found.kind, "signature": found.signature, "times": times})
-        findings[-1] |= {"input": place, "detail": found.detail[-4000:]}
-    return {
-        "target": summary.target,
-        "executions": summary.executions,
-        "seconds": round(summary.seconds, 1),
-        "per_second": round(rate),
-        "sites": summary.sites,
-        "slowest": summary.slowest,
-        "restarts": summary.restarts,
-        "outcomes": outcomes,
-        "findings": findings,
-    }
 
 
 if __name__ == "__main__":

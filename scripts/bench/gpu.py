@@ -40,9 +40,15 @@ PARTS = (
         for layers in (50, 18)
     ),
     Part(name="checks", function="gpu_parts.checks:run", weight=1.5),
-    Part(name="scaling-jpeg", function="gpu_parts.scaling:jpeg", weight=1.5),
-    Part(name="scaling-planes", function="gpu_parts.scaling:planes", weight=1),
-    Part(name="scaling-raw", function="gpu_parts.scaling:raw", weight=1),
+    *(
+        Part(
+            name=f"scaling-{kind}",
+            function="gpu_parts.scaling:run",
+            weight=weight,
+            options={"kind": kind},
+        )
+        for kind, weight in (("jpeg", 1.5), ("planes", 1), ("raw", 1))
+    ),
     Part(name="memory", function="gpu_parts.checks:memory", weight=0.7),
 )
 """In this order: what matters most comes first. The first may wait for PyTorch to come from a disk;

@@ -48,8 +48,14 @@ class Summary:
     outcomes: Counter[str] = field(default_factory=Counter)
     times: Counter[str] = field(default_factory=Counter)
     """How often each finding was met, by signature."""
-    found: list[FoundInput] = field(default_factory=list)
-    """One of each signature, the shortest input."""
+    found: dict[str, FoundInput] = field(default_factory=dict)
+    """The shortest input of each signature."""
+
+    def keep(self, found: FoundInput) -> None:
+        """Keep a finding, unless a shorter input leads to it."""
+        known = self.found.setdefault(found.signature, found)
+        if len(found.data) < len(known.data):
+            self.found[found.signature] = found
 
 
 def fuzz(
@@ -112,7 +118,7 @@ def _run(folder: Path, options: dict[str, Any], summary: Summary, deadline: floa
     summary.executions += 1
     summary.outcomes[finding.kind] += 1
     summary.times[finding.signature] += 1
-    _keep(summary, FoundInput(*finding, data))
+    summary.keep(FoundInput(*finding, data))
     return False
 
 
@@ -157,17 +163,7 @@ def _collect(folder: Path, summary: Summary, executions: int) -> None:
         value = json.loads(path.read_text())
         data = bytes.fromhex(value.pop("data"))
         summary.times.setdefault(value["signature"], 1)
-        _keep(summary, FoundInput(**value, data=data))
-
-
-def _keep(summary: Summary, found: FoundInput) -> None:
-    """Keep the shortest input for each signature."""
-    for place, other in enumerate(summary.found):
-        if other.signature == found.signature:
-            if len(found.data) < len(other.data):
-                summary.found[place] = found
-            return
-    summary.found.append(found)
+        summary.keep(FoundInput(**value, data=data))
 
 
 def replay(jobs: Sequence[dict[str, str]], folder: Path) -> list[dict[str, Any]]:

@@ -44,6 +44,8 @@ class Job:
     """Whether to do as little as shows that it works."""
     layers: int = 50
     """Of the ResNet that is trained."""
+    kind: str = "jpeg"
+    """Of `KINDS`, if one is loaded."""
     most_cores: int | None = None
     """CPUs that the part may use, if fewer than there are."""
 

@@ -19,27 +19,14 @@ _LONGEST = 4.0
 """Seconds of one measurement."""
 
 
-def jpeg(values: dict[str, Any], progress: Progress) -> None:
-    """Measure random crops of JPEGs."""
-    run(Job.of(values), "jpeg", progress)
-
-
-def planes(values: dict[str, Any], progress: Progress) -> None:
-    """Measure random crops of planes."""
-    run(Job.of(values), "planes", progress)
-
-
-def raw(values: dict[str, Any], progress: Progress) -> None:
-    """Measure raw pixels."""
-    run(Job.of(values), "raw", progress)
-
-
-def run(job: Job, kind: str, progress: Progress) -> None:
+def run(values: dict[str, Any], progress: Progress) -> None:
     """Measure all engines with all numbers of workers; the ratio is the efficiency over one.
 
-    Batches are pinned if there is a GPU, as in training.
+    Of JPEGs and planes, random crops are read. Batches are pinned if there is a GPU, as in
+    training.
     """
-    dataset = job.dataset(kind)
+    job = Job.of(values)
+    dataset = job.dataset(job.kind)
     workers = WORKERS[:2] if job.is_small else WORKERS
     batch_size = 8 if job.is_small else BATCH
     # Interleaved: if time runs out, all engines lack the same numbers of workers.
