@@ -3,79 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
 from scripts.fuzzing.target import Target
-from scripts.fuzzing.targets.arrow import ArrowTarget, ParquetTableTarget, ParquetTarget
-from scripts.fuzzing.targets.columns import LitDataTarget, MdsTarget
-from scripts.fuzzing.targets.dataset import HDF5_DATASET, LMDB_DATASET, TAR_DATASET
-from scripts.fuzzing.targets.fields import FieldsTarget
-from scripts.fuzzing.targets.hdf5 import Hdf5Target
-from scripts.fuzzing.targets.image import ImageTarget
-from scripts.fuzzing.targets.index import IndexTarget
-from scripts.fuzzing.targets.lists import (
-    CocoTarget,
-    CsvTarget,
-    JsonLinesTarget,
-    PairsTarget,
-    VocTarget,
-    YoloTarget,
-)
-from scripts.fuzzing.targets.lmdb import LmdbTarget
-from scripts.fuzzing.targets.manifest import ManifestTarget
-from scripts.fuzzing.targets.native import NativeTarget
-from scripts.fuzzing.targets.sources import (
-    BetonTarget,
-    IdxTarget,
-    NpyRowsTarget,
-    NpyTarget,
-    NpzSampleTarget,
-    NpzTarget,
-    SourceTarTarget,
-    TFRecordTarget,
-    ZipTarget,
-)
-from scripts.fuzzing.targets.state import StateTarget
-from scripts.fuzzing.targets.tar import TarTarget
 
-TARGETS: dict[str, type[Target]] = {
-    target.name: target
-    for target in (
-        ManifestTarget,
-        IndexTarget,
-        TarTarget,
-        LmdbTarget,
-        Hdf5Target,
-        ImageTarget,
-        FieldsTarget,
-        StateTarget,
-        NativeTarget,
-        LMDB_DATASET,
-        HDF5_DATASET,
-        TAR_DATASET,
-        SourceTarTarget,
-        ZipTarget,
-        TFRecordTarget,
-        BetonTarget,
-        MdsTarget,
-        LitDataTarget,
-        IdxTarget,
-        NpyTarget,
-        NpyRowsTarget,
-        NpzTarget,
-        NpzSampleTarget,
-        CsvTarget,
-        JsonLinesTarget,
-        CocoTarget,
-        VocTarget,
-        YoloTarget,
-        PairsTarget,
-        ParquetTarget,
-        ArrowTarget,
-        ParquetTableTarget,
-    )
-}
+_MODULES = (
+    *("manifest", "index", "tar", "lmdb", "hdf5", "image", "fields", "state", "native", "dataset"),
+    *("sources", "columns", "lists", "arrow"),
+)
+
+
+def _targets() -> Iterator[type[Target]]:
+    """Yield the classes of the modules that have a name."""
+    for name in _MODULES:
+        module = import_module(f"{__name__}.{name}")
+        for kind in filter(inspect.isclass, vars(module).values()):
+            if not issubclass(kind, Target) or kind.__module__ != module.__name__:
+                continue
+            if "name" in vars(kind):
+                yield kind
+
+
+TARGETS = {target.name: target for target in _targets()}
 
 
 def make(name: str, folder: Path) -> Target:

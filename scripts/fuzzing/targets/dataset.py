@@ -121,22 +121,19 @@ class DatasetTarget(Target):
         return bytes(changed)
 
 
-class _Lmdb(DatasetTarget):
+class LmdbDatasetTarget(DatasetTarget):
     name = "dataset-lmdb"
     to = "lmdb"
 
 
-class _Hdf5(DatasetTarget):
+class Hdf5DatasetTarget(DatasetTarget):
     name = "dataset-hdf5"
     to = "hdf5"
 
 
-class _Tar(DatasetTarget):
+class TarDatasetTarget(DatasetTarget):
     name = "dataset-tar"
     to = "webdataset"
-
-
-LMDB_DATASET, HDF5_DATASET, TAR_DATASET = _Lmdb, _Hdf5, _Tar
 
 
 def _read(shards: ShardSet) -> list[_Sample | None]:
