@@ -220,7 +220,7 @@ class LooseRows(BatchShards, Sequence[ShardFile]):
     def runs(self) -> Iterator[tuple[slice, npt.NDArray[np.int32]]]:
         """Yield rows, and the descriptor of each one's file, open until the next rows."""
         for start in range(0, len(self), _AT_ONCE):
-            part = slice(start, min(start + _AT_ONCE, len(self)))
-            files = self[part]
-            yield part, np.array([file.descriptor for file in files], np.int32)
+            run = slice(start, min(start + _AT_ONCE, len(self)))
+            files = self[run]
+            yield run, np.array([file.descriptor for file in files], np.int32)
             del files  # before the next are opened

@@ -223,7 +223,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 def _index_records(
     task: ArchiveTask, notes: Counter[str], bad: list[Problem]
 ) -> Iterator[IndexSegment]:
-    """Yield the index of an archive in parts; count its notes and add its bad images."""
+    """Yield the index of an archive in segments; count its notes and add its bad images."""
     source = cast(AttachableSource, task.source.source)
     entries = task.source.entries
     meter = Meter()

@@ -223,7 +223,7 @@ def link_file(folder: Path, name: str, goal: Path, size: int | None = None) -> N
 
 
 def _index(dataset: OpenedDataset) -> Iterator[IndexSegment]:
-    """Yield the index of a dataset in parts, after comparing its files with the manifest."""
+    """Yield the index of a dataset in segments, after comparing its files with the manifest."""
     yield from IndexReader(dataset, verify=True).complete().segments()
 
 

@@ -114,8 +114,8 @@ class Extension:
         """Build new shards of the stores of a layer, and return the manifest for each split."""
         plan = self._plan_store(stores, bases)
         works = [
-            prepare(part, plan, staging, first=len(store.manifest.shards))
-            for part, store in zip(plan.splits, stores, strict=True)
+            prepare(split, plan, staging, first=len(store.manifest.shards))
+            for split, store in zip(plan.splits, stores, strict=True)
         ]
         for _ in run(works, replace(self.builder, on_progress=None)):
             pass
@@ -136,15 +136,15 @@ class Extension:
             fields[LABEL], classes = Field("label", classes=scan.classes), scan.classes
         if any(fields[name].type.follows for name in names):
             recipe = self.plan.options.recipe
-        parts = {store.split: split for store, split in zip(stores, self.datasets, strict=True)}
-        source = Provided(scan, names, parts, recipe)
+        split_of = {store.split: split for store, split in zip(stores, self.datasets, strict=True)}
+        source = Provided(scan, names, split_of, recipe)
         splits = {}
-        for split, part in zip(self.plan.splits, parts, strict=True):
+        for split, name in zip(self.plan.splits, split_of, strict=True):
             bad = {problem.path for problem in bases[split.name].skipped}
             paths = enumerate(split.source.paths()) if bad else ()
             good = [row for row, path in paths if path not in bad]
             images = split.source.take(good) if bad else split.source
-            splits[part] = Images(source, part, images.entries)
+            splits[name] = Images(source, name, images.entries)
         layer_scan = Scan(
             source=source,
             splits=splits,

@@ -134,12 +134,12 @@ class TableValues(FieldValues):
 
     def only(self, rows: Sequence[int]) -> FieldValues:
         """Return the values of some rows; this object must outlive it."""
-        part = copy.copy(self)
-        del part._folder  # the file is removed with the last reference to it
-        part._stamps = None
-        part._offsets = {row: int(self._offsets[row]) for row in rows}
-        part._sizes = {row: int(self._sizes[row]) for row in rows}
-        return part
+        narrowed = copy.copy(self)
+        del narrowed._folder  # the file is removed with the last reference to it
+        narrowed._stamps = None
+        narrowed._offsets = {row: int(self._offsets[row]) for row in rows}
+        narrowed._sizes = {row: int(self._sizes[row]) for row in rows}
+        return narrowed
 
     def sizes(self, rows: range) -> Sequence[int]:
         """Return the bytes of the values of rows as JSON."""
@@ -163,10 +163,10 @@ class TableValues(FieldValues):
         unknown_count = rows = 0
         end = 0
         with open(self._spool.path, "xb") as file:
-            for part in _batches(rows_of(self.path, self._used)):
-                rows += len(part)
-                keys = [self._key_of(line, row) for line, row in part]
-                for (line, row), key, found in zip(part, keys, finder.find(keys), strict=True):
+            for batch in _batches(rows_of(self.path, self._used)):
+                rows += len(batch)
+                keys = [self._key_of(line, row) for line, row in batch]
+                for (line, row), key, found in zip(batch, keys, finder.find(keys), strict=True):
                     if found == _AMBIGUOUS:
                         raise UsageError(
                             f"{self.path}:{line}: {quoted(key)} names rows of several splits",
@@ -366,13 +366,13 @@ _SALT = "\0"
 
 
 def _batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    part: list[Any] = []
+    batch: list[Any] = []
     for row in rows:
-        part.append(row)
-        if len(part) == _AT_ONCE:
-            yield part
-            part = []
-    yield part
+        batch.append(row)
+        if len(batch) == _AT_ONCE:
+            yield batch
+            batch = []
+    yield batch
 
 
 def _list(names: Iterable[str]) -> str:

@@ -134,10 +134,10 @@ class FileValues(FieldValues):
     def read_together(self, rows: Sequence[int]) -> Sequence[Mapping[str, Any]]:
         """Return the values of rows; a file is opened once for neighbors in it."""
         found: list[Mapping[str, Any]] = []
-        for number, part in groupby(rows, partial(bisect_right, self._stops)):
+        for number, group in groupby(rows, partial(bisect_right, self._stops)):
             file = self._files[number]
             first = self._stops[number] - file.array.rows
-            found += [{self._name: value} for value in file.read(row - first for row in part)]
+            found += [{self._name: value} for value in file.read(row - first for row in group)]
         return found
 
     def sizes(self, rows: range) -> Sequence[int]:
@@ -263,12 +263,12 @@ class SequenceValues(FieldValues):
 
     def only(self, rows: Sequence[int]) -> FieldValues:
         """Return the values of some rows."""
-        part = copy.copy(self)
+        narrowed = copy.copy(self)
         if isinstance(self._values, Spool):
-            part._values = self._values.only(rows)
+            narrowed._values = self._values.only(rows)
         else:
-            part._values = {row: self._values[row] for row in rows}
-        return part
+            narrowed._values = {row: self._values[row] for row in rows}
+        return narrowed
 
     def describe(self) -> dict[str, Any]:
         """Return the name of the Python type."""

@@ -103,8 +103,8 @@ class _RelabeledValues:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __getitem__(self, part: slice) -> Rows:
-        return relabeled(self._entries[part], None if self._labels is None else self._labels[part])
+    def __getitem__(self, rows: slice) -> Rows:
+        return relabeled(self._entries[rows], None if self._labels is None else self._labels[rows])
 
 
 def relabeled(rows: Rows, labels: Rows | StoredValues | None) -> Rows:
@@ -170,6 +170,6 @@ def _operators() -> tuple[_Words, ...]:
     tables = np.stack([table[s & np.uint32(0xFF)] ^ (s >> np.uint32(8)) for s in states])
     operators = [tables]
     for _ in range(31):
-        tables = np.stack([_applied(tables, part) for part in tables])
+        tables = np.stack([_applied(tables, table) for table in tables])
         operators.append(tables)
     return tuple(operators)

@@ -64,11 +64,11 @@ def merge(
                 remedy="merge datasets with the same splits, or single splits",
             )
     merged = {split: [splits[split] for splits in opened] for split in opened[0]}
-    parts = list(chain.from_iterable(merged.values()))
-    common_schema([shape_of(dataset) for dataset in parts])
-    _require_same_layers(parts)
-    common_schema([shape_of(dataset.base) for dataset in parts])
-    if len({dataset.manifest.digest for dataset in parts}) < len(parts):
+    inputs = list(chain.from_iterable(merged.values()))
+    common_schema([shape_of(dataset) for dataset in inputs])
+    _require_same_layers(inputs)
+    common_schema([shape_of(dataset.base) for dataset in inputs])
+    if len({dataset.manifest.digest for dataset in inputs}) < len(inputs):
         raise UsageError("two of the datasets are the same")
     if not force and _is_merged(target, merged):
         clear_trash(target)

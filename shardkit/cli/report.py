@@ -133,7 +133,7 @@ def _show_failed(failed: Sequence[Findings]) -> None:
 
 def _show(measured: DatasetReport, seconds: float) -> None:
     images = measured.images
-    names = ", ".join(part.name for part in images.parts)
+    names = ", ".join(member.name for member in images.members)
     say(f"{names}: {amount(int(images.present.sum()), 'image')} ({seconds:.1f} s)")
     if images.measured.any():
         line("channels", measured.normalize)

@@ -21,7 +21,7 @@ from shardkit.system.pool import Progress, Report
 from shardkit.system.text import name_list
 
 
-class Part(NamedTuple):
+class Member(NamedTuple):
     """One dataset, or one split, in the table."""
 
     name: str
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 class Image(NamedTuple):
     """Location of a stored image."""
 
-    part: Part
+    member: Member
     row: int
     """Row in its dataset."""
     key: str
@@ -55,7 +55,7 @@ class Collection:
         workers: int = 1,
         on_progress: Report | None = None,
     ) -> None:
-        self.parts: list[Part] = []
+        self.members: list[Member] = []
         start = 0
         for name, dataset in _datasets(directories).items():
             shards = ShardSet(dataset)
@@ -64,15 +64,16 @@ class Collection:
                     f"{dataset.path} has no images to report on; its fields are "
                     f"{name_list(shards.schema)}. `shardkit info` describes them."
                 )
-            self.parts.append(Part(name, shards, start))
+            self.members.append(Member(name, shards, start))
             start += len(shards)
         if on_progress:
             on_progress(Progress(total=start))
         facts = [
-            load_facts(part.shards, workers=workers, on_progress=on_progress) for part in self.parts
+            load_facts(member.shards, workers=workers, on_progress=on_progress)
+            for member in self.members
         ]
         self.facts: Facts = np.concatenate(facts)
-        names = [part.shards.manifest.classes or () for part in self.parts]
+        names = [member.shards.manifest.classes or () for member in self.members]
         self.classes: list[str] = list(dict.fromkeys(name for classes in names for name in classes))
         """Names of all classes; equal names in several datasets are one class."""
 
@@ -80,9 +81,9 @@ class Collection:
         return len(self.facts)
 
     @cached_property
-    def part(self) -> npt.NDArray[np.int64]:
+    def member(self) -> npt.NDArray[np.int64]:
         """Position in `parts`."""
-        counts = [len(part.shards) for part in self.parts]
+        counts = [len(member.shards) for member in self.members]
         return np.repeat(np.arange(len(counts)), counts)
 
     @cached_property
@@ -90,25 +91,25 @@ class Collection:
         """Position in `classes`, -1 without a label."""
         number = {name: position for position, name in enumerate(self.classes)}
         labels = []
-        for part in self.parts:
-            numbers = [number[name] for name in part.shards.manifest.classes or ()]
-            labels.append(np.array([*numbers, -1], np.int64)[part.shards.labels])
+        for member in self.members:
+            numbers = [number[name] for name in member.shards.manifest.classes or ()]
+            labels.append(np.array([*numbers, -1], np.int64)[member.shards.labels])
         return np.concatenate(labels)
 
     @cached_property
     def keys(self) -> list[str]:
         """The key of each row; for few rows, `image` needs less memory."""
-        return [key for part in self.parts for key in part.shards.keys]
+        return [key for member in self.members for key in member.shards.keys]
 
     @cached_property
     def paths(self) -> list[str]:
         """The path in the source of each row."""
-        return [path for part in self.parts for path in part.shards.paths]
+        return [path for member in self.members for path in member.shards.paths]
 
     @cached_property
     def index(self) -> npt.NDArray[np.void]:
         """The entries of the images in the index: `shardkit.dataset.index.ROW`."""
-        return np.concatenate([part.shards.rows for part in self.parts])
+        return np.concatenate([member.shards.rows for member in self.members])
 
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -128,12 +129,12 @@ class Collection:
 
     def read(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, EncodedImage]]:
         """Yield some rows with their images, each of which is valid until the next one."""
-        for number in np.unique(self.part[rows]).tolist():
-            part = self.parts[number]
-            part_rows = rows[self.part[rows] == number]
-            located = part.shards.find(part_rows - part.start)
+        for number in np.unique(self.member[rows]).tolist():
+            member = self.members[number]
+            member_rows = rows[self.member[rows] == number]
+            located = member.shards.find(member_rows - member.start)
             buffer = memoryview(bytearray(located.longest))
-            for position, row in enumerate(part_rows.tolist()):
+            for position, row in enumerate(member_rows.tolist()):
                 yield row, located.read(position, buffer)
 
     def kind(self, row: int) -> str:
@@ -147,9 +148,9 @@ class Collection:
 
     def image(self, row: int) -> Image:
         """Return where the image of a row is stored."""
-        part = self.parts[int(self.part[row])]
-        own_row = row - part.start
-        return Image(part, own_row, part.shards.keys[own_row], part.shards.paths[own_row])
+        member = self.members[int(self.member[row])]
+        own_row = row - member.start
+        return Image(member, own_row, member.shards.keys[own_row], member.shards.paths[own_row])
 
 
 def _datasets(directories: Sequence[str | Path]) -> dict[str, OpenedDataset]:

@@ -28,13 +28,13 @@ class Copies:
     ) -> None:
         is_faulty = np.zeros(len(images), np.bool_)
         is_faulty[faulty] = True
-        sizes = np.array([len(part.shards) for part in images.parts])
+        sizes = np.array([len(member.shards) for member in images.members])
         preferred = np.lexsort((-np.arange(len(sizes)), sizes))
         is_jpeg = images.index["field"] == STORED_KINDS.index("jpg")
         pixels = images.sizes.prod(1)
-        order = np.lexsort((~is_jpeg, -pixels, np.argsort(preferred)[images.part], is_faulty))
+        order = np.lexsort((~is_jpeg, -pixels, np.argsort(preferred)[images.member], is_faulty))
         self._rank = np.argsort(order)
-        pictures = (same.pixels * len(sizes) + images.part)[order]
+        pictures = (same.pixels * len(sizes) + images.member)[order]
         _, best, number = np.unique(pictures, return_index=True, return_inverse=True)
         self._pictures = best[number.reshape(-1)][self._rank]
         """For each row: the rank of the preferred one with its pixels, in its dataset."""

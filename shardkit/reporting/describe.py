@@ -154,14 +154,14 @@ def summarize(manifest: Manifest) -> dict[str, Any]:
 
 
 def _values(index: Index, column: str) -> Iterator[Numbers]:
-    """Yield the values of a column for rows with an image, in parts."""
+    """Yield the values of a column for rows with an image, in blocks."""
     for rows in index.entries():
         yield rows[column][rows["field"] != STORED_KINDS.index(ABSENT)]
 
 
 def _spread(values: Callable[[], Iterable[Numbers]]) -> list[int]:
     """Return the smallest, median and largest of numbers of 32 bits; empty if there are none."""
-    counts = _counts(part >> 16 for part in values())
+    counts = _counts(block >> 16 for block in values())
     total = int(counts.sum())
     if not total:
         return []
@@ -169,7 +169,7 @@ def _spread(values: Callable[[], Iterable[Numbers]]) -> list[int]:
     ranks = [0, (total - 1) // 2, total // 2, total - 1]
     upper_halves = np.searchsorted(ends, ranks, side="right").tolist()
     lower_ends = {
-        upper: _counts(part[part >> 16 == upper] & 0xFFFF for part in values()).cumsum()
+        upper: _counts(block[block >> 16 == upper] & 0xFFFF for block in values()).cumsum()
         for upper in set(upper_halves)
     }
     smallest, *middle, largest = (
@@ -181,9 +181,9 @@ def _spread(values: Callable[[], Iterable[Numbers]]) -> list[int]:
     return [smallest, sum(middle) // 2, largest]
 
 
-def _counts(parts: Iterable[Numbers]) -> Numbers:
+def _counts(blocks: Iterable[Numbers]) -> Numbers:
     """Return how often each number of 16 bits occurs: int64 of shape (65536,)."""
     counts = np.zeros(1 << 16, np.int64)
-    for part in parts:
-        counts += np.bincount(part, minlength=len(counts))
+    for block in blocks:
+        counts += np.bincount(block, minlength=len(counts))
     return counts

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from shardkit.errors import UsageError
 from shardkit.kinds.field import BFLOAT16
 from shardkit.record import ABSENT, NO_LABEL
-from shardkit.reporting.collection import Collection, Part
+from shardkit.reporting.collection import Collection, Member
 from shardkit.reporting.copies import RowPairs
 from shardkit.reporting.findings import BY_EMBEDDING, FEW, Findings, Group, far_from_class
 from shardkit.reporting.identical import Rows
@@ -97,7 +97,7 @@ def _unfit(vectors: _Vectors) -> str:
 
 
 def _read(images: Collection, name: str, bad: Findings) -> _Vectors:
-    sizes = [_values_of(part, name) for part in images.parts]
+    sizes = [_values_of(member, name) for member in images.members]
     if len(set(sizes)) > 1:
         raise UsageError(
             f"the field {name!r} has {sizes[0]} values in one dataset and "
@@ -105,7 +105,7 @@ def _read(images: Collection, name: str, bad: Findings) -> _Vectors:
             remedy="compare embeddings of one model",
         )
     usable: list[int] = []
-    most = sum(int(part.shards.present(name).sum()) for part in images.parts)
+    most = sum(int(member.shards.present(name).sum()) for member in images.members)
     values = np.zeros((most, sizes[0]), np.float16)
     for row, vector in _embeddings(images, name):
         largest = float(np.abs(vector).max())
@@ -123,9 +123,9 @@ def _read(images: Collection, name: str, bad: Findings) -> _Vectors:
 
 def _embeddings(images: Collection, name: str) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
     """Yield each row that has an embedding, with it."""
-    for part in images.parts:
-        field = part.shards.schema[name]
-        located = part.shards.find(np.arange(len(part.shards)), name)
+    for member in images.members:
+        field = member.shards.schema[name]
+        located = member.shards.find(np.arange(len(member.shards)), name)
         buffer = memoryview(bytearray(located.longest))
         for row in range(len(located)):
             if located.fields[row] == ABSENT:
@@ -133,12 +133,12 @@ def _embeddings(images: Collection, name: str) -> Iterator[tuple[int, npt.NDArra
             stored = np.frombuffer(located.read(row, buffer).data, field.values)
             if field.dtype == BFLOAT16:
                 stored = (stored.astype(np.uint32) << 16).view(np.float32)
-            yield part.start + row, stored.astype(np.float64)
+            yield member.start + row, stored.astype(np.float64)
 
 
-def _values_of(part: Part, name: str) -> int:
+def _values_of(member: Member, name: str) -> int:
     """Return the number of values of an embedding; raise if the field has none."""
-    schema = part.shards.schema
+    schema = member.shards.schema
     usable = [key for key, field in schema.items() if field.is_uniform and _is_float(field.dtype)]
     if name not in usable:
         why = f"there is no field {name!r}"
@@ -146,9 +146,9 @@ def _values_of(part: Part, name: str) -> int:
         if name in schema:
             why = f"the field {name!r} is of the kind {schema[name]}"
             verb = "replace"
-        others = f"; {part.name} has {name_list(usable)}" if usable else ""
+        others = f"; {member.name} has {name_list(usable)}" if usable else ""
         raise UsageError(
-            f"{part.name}: {why}; embeddings must be arrays of floats, all of one shape{others}. "
+            f"{member.name}: {why}; embeddings must be arrays of floats, all of one shape{others}. "
             f"`shardkit fields {verb}` makes these from .npy files, or a column of lists in a "
             f"table: --field {name}=COLUMN:array."
         )

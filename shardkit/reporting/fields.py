@@ -28,14 +28,14 @@ def describe_fields(images: Collection) -> list[dict[str, Any]]:
     ``summary`` and, where there are classes, the ``counts`` of each.
     """
     distributions = []
-    for part in images.parts:
-        for name, field in part.shards.schema.items():
+    for member in images.members:
+        for name, field in member.shards.schema.items():
             if name in (IMAGE, LABEL):
                 continue
-            described = _describe(part.shards, name, field)
+            described = _describe(member.shards, name, field)
             if described:
                 distributions.append(
-                    {"dataset": part.name, "name": name, "kind": field.kind, **described}
+                    {"dataset": member.name, "name": name, "kind": field.kind, **described}
                 )
     return distributions
 
@@ -89,7 +89,7 @@ def _masks(shards: ShardSet, name: str, rows: npt.NDArray[np.int64]) -> dict[str
             pixels[value] = pixels.get(value, 0) + count / mask.size
         done += 1
     most = sorted(pixels.items(), key=lambda item: -item[1])
-    shown = [f"{value}: {100 * part / done:.1f}%" for value, part in most[:8]]
+    shown = [f"{value}: {100 * member / done:.1f}%" for value, member in most[:8]]
     more = f" and {len(most) - 8:,} more" if len(most) > 8 else ""
     summary = ", ".join(shown) + more if done else "no masks"
     return {"rows": done, "what": "values of the pixels", "summary": summary}

@@ -161,9 +161,9 @@ def _exclude_duplicates(
 def _find_equal(images: Collection, same: Identical, findings: dict[str, Findings]) -> None:
     pairs: dict[str, list[RowPairs]] = {"exact-duplicate": [], "leak": []}
     for group in groups_of_equal(same.pixels):
-        parts = images.part[group]
+        members = images.member[group]
         labels = images.labels[group]
-        several = [group[parts == part] for part in np.unique(parts)]
+        several = [group[members == member] for member in np.unique(members)]
         for copies in several:
             if len(copies) > 1:
                 note = _how_equal(same, copies)
@@ -192,7 +192,7 @@ def _find_similar(
     first = pairs.first
     second = pairs.second
     similar = same.pixels[first] != same.pixels[second]
-    across = images.part[first] != images.part[second]
+    across = images.member[first] != images.member[second]
     labels = images.labels[first], images.labels[second]
     classes = (labels[0] != labels[1]) & (np.minimum(*labels) != NO_LABEL)
     rows = np.stack([first, second], axis=1)
@@ -231,8 +231,8 @@ def _components(pairs: SimilarPairs) -> list[Group]:
 
 def _find_leaks_by_embedding(images: Collection, leak: Findings, duplicate: Findings) -> None:
     """Find groups of near embeddings; pairs in several datasets are leaks, unless known as such."""
-    parts = images.part[duplicate.pairs]
-    across = parts[:, 0] != parts[:, 1]
+    members = images.member[duplicate.pairs]
+    across = members[:, 0] != members[:, 1]
     leaking = duplicate.pairs[across]
     duplicate.pairs = duplicate.pairs[~across]
     duplicate.groups = [Group(rows) for rows in connected(duplicate.pairs)]
@@ -285,12 +285,12 @@ def _where(
 def _wrong_suffixes(images: Collection) -> Iterator[tuple[str, Rows, list[str]]]:
     rows = []
     notes = []
-    for part in images.parts:
-        recipe = part.shards.manifest.recipe
+    for member in images.members:
+        recipe = member.shards.manifest.recipe
         if recipe.get("encode") != "keep" or recipe.get("resize") or recipe.get("orient"):
             continue  # the conversion may have changed the kind
-        for own_row, path in enumerate(part.shards.paths):
-            row = part.start + own_row
+        for own_row, path in enumerate(member.shards.paths):
+            row = member.start + own_row
             named = _NAMED.get(path.rpartition(".")[2].lower())
             if named and images.present[row] and images.kind(row) != named:
                 rows.append(row)

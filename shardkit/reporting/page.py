@@ -146,11 +146,11 @@ def page(report: DatasetReport) -> str:
 
 def _names(report: DatasetReport) -> str:
     """Return the names of the datasets, and that of the directory if all are its splits."""
-    parts = report.images.parts
-    names = ", ".join(part.name for part in parts)
-    if any(part.name != part.shards.dataset.split for part in parts):
+    members = report.images.members
+    names = ", ".join(member.name for member in members)
+    if any(member.name != member.shards.dataset.split for member in members):
         return names
-    return f"{parts[0].shards.directory.absolute().parent.name}: {names}"
+    return f"{members[0].shards.directory.absolute().parent.name}: {names}"
 
 
 def _id(name: str) -> str:
@@ -164,10 +164,10 @@ def _safe(text: str) -> str:
 def _summary(report: DatasetReport) -> str:
     images = report.images
     nonempty = sum(bool(finding.groups) for finding in report.findings)
-    parts = f" in {len(images.parts)} datasets" if len(images.parts) > 1 else ""
+    datasets = f" in {len(images.members)} datasets" if len(images.members) > 1 else ""
     classes = f", {_amount(len(images.classes), 'class')}" if images.classes else ""
     kinds = _amount(nonempty, "kind") + " of findings" if nonempty else "no findings"
-    return f"{_amount(int(images.present.sum()), 'image')}{parts}{classes}; {kinds}."
+    return f"{_amount(int(images.present.sum()), 'image')}{datasets}{classes}; {kinds}."
 
 
 def _amount(count: int, noun: str) -> str:
@@ -180,7 +180,7 @@ class _Album:
 
     def __init__(self, report: DatasetReport) -> None:
         self._images = report.images
-        self._several = len(report.images.parts) > 1
+        self._several = len(report.images.members) > 1
         self._made: dict[int, str] = {}
         self._bytes = 0
 
@@ -188,19 +188,19 @@ class _Album:
         """Return the item of a list that shows an image with its key, path, class and a note."""
         image = self._images.image(row)
         if row not in self._made:
-            shown = data_uri(picture(image.part.shards, image.row, _SIDE))
+            shown = data_uri(picture(image.member.shards, image.row, _SIDE))
             self._made[row] = f'<img src="{shown}" alt="{_safe(image.path)}">'
         self._bytes += len(self._made[row])
         frame = self._made[row] if self._bytes <= _EMBEDDED else "picture left out"
         lines = [_safe(image.path)] if image.path != image.key else []
         label = self._images.label(row)
-        where = image.part.name if self._several else ""
+        where = image.member.name if self._several else ""
         described = ", ".join(filter(None, (where, label and f"class {label}", note)))
         if described:
             lines.append(_safe(described))
-        for name, field in image.part.shards.schema.items():
+        for name, field in image.member.shards.schema.items():
             if field.kind == "text":
-                caption = image.part.shards.values(name, [image.row]).value(0)
+                caption = image.member.shards.values(name, [image.row]).value(0)
                 if caption:
                     lines.append(f"<q>{escape(shortened(caption, _CAPTION))}</q>")
         text = f'<span class="key">{_safe(image.key)}</span>{"<br>".join(lines)}'
@@ -307,7 +307,7 @@ def _classes(report: DatasetReport) -> str:
         half = _BALANCE // 2
         ranked = ranked[:half] + ranked[-half:]
         note = f"<p>The {half} largest and the {half} smallest of {len(counts):,} classes.</p>"
-    names = [part.name for part in report.images.parts]
+    names = [member.name for member in report.images.members]
     legend = ""
     if len(names) > 1:
         swatches = [
@@ -325,16 +325,16 @@ def _sheets(report: DatasetReport, album: _Album) -> str:
     counts = np.bincount(labels[labels >= NO_LABEL] - NO_LABEL, minlength=len(numbers))
     present = [number for number in numbers if counts[number - NO_LABEL]]
     chosen = [present[n] for n in sampled_rows(len(present), _CLASSES, _SEED)]
-    parts = []
+    blocks = []
     if len(chosen) < len(present):
-        parts.append(f"<p>{len(chosen)} of {len(present):,} classes, drawn at random.</p>")
+        blocks.append(f"<p>{len(chosen)} of {len(present):,} classes, drawn at random.</p>")
     for number in chosen:
         rows = np.flatnonzero(labels == number)
         drawn = rows[sampled_rows(len(rows), _PER_CLASS, _SEED)]
         name = "Without a label" if number == NO_LABEL else images.classes[number]
-        parts.append(f"<h3>{_safe(name)} ({_amount(len(rows), 'image')})</h3>")
-        parts.append(album.items(drawn.tolist()))
-    return "\n".join(parts)
+        blocks.append(f"<h3>{_safe(name)} ({_amount(len(rows), 'image')})</h3>")
+        blocks.append(album.items(drawn.tolist()))
+    return "\n".join(blocks)
 
 
 def _fields(report: DatasetReport) -> str:
@@ -350,7 +350,7 @@ def _fields(report: DatasetReport) -> str:
         for field in report.fields
     ]
     head = ("Dataset", "Field", "Kind", "Rows examined", "Counted", "Distribution")
-    parts = [_table(head, rows, "List of fields")]
+    blocks = [_table(head, rows, "List of fields")]
     for field in report.fields:
         counts = sorted(field.get("counts", {}).items(), key=lambda item: -item[1])[:_BALANCE]
         if counts:
@@ -360,8 +360,8 @@ def _fields(report: DatasetReport) -> str:
                 names = enumerate(field["counts"])
                 colors = {label: BOX_COLORS[n % len(BOX_COLORS)] for n, label in names}
             bars = class_bars({label: [count] for label, count in counts}, [field["name"]], colors)
-            parts.append(f"<h3>{_safe(name)}</h3>{bars}")
-    return "".join(parts)
+            blocks.append(f"<h3>{_safe(name)}</h3>{bars}")
+    return "".join(blocks)
 
 
 def _findings(report: DatasetReport, album: _Album) -> str:
@@ -372,18 +372,18 @@ def _findings(report: DatasetReport, album: _Album) -> str:
     ]
     empty = [finding for finding in report.findings if not finding.groups]
     none = [finding.kind for finding in empty if finding.judged]
-    parts = []
+    blocks = []
     if rows:
         head = ("Finding", "Meaning", "Groups", "Images")
-        parts.append(_table(head, rows, "List of findings"))
-    parts.append(f'<p class="none">Nothing found: {_safe(", ".join(none) or "-")}.</p>')
-    parts += [
+        blocks.append(_table(head, rows, "List of findings"))
+    blocks.append(f'<p class="none">Nothing found: {_safe(", ".join(none) or "-")}.</p>')
+    blocks += [
         f'<p class="none">{finding.kind}: {_safe(finding.note)}.</p>'
         for finding in empty
         if finding.note
     ]
-    parts += [_finding(report, finding, album) for finding in report.findings if finding.groups]
-    return "\n".join(parts)
+    blocks += [_finding(report, finding, album) for finding in report.findings if finding.groups]
+    return "\n".join(blocks)
 
 
 def _finding(report: DatasetReport, finding: Findings, album: _Album) -> str:
@@ -413,8 +413,8 @@ def _finding(report: DatasetReport, finding: Findings, album: _Album) -> str:
 def _group(report: DatasetReport, group: Group, album: _Album) -> str:
     """Return the pictures of a group: at least one of each dataset and class, if there are few."""
     labels = report.images.labels
-    parts = report.images.part
-    firsts = {(int(parts[row]), int(labels[row])): row for row in reversed(group.rows)}
+    members = report.images.member
+    firsts = {(int(members[row]), int(labels[row])): row for row in reversed(group.rows)}
     rows = list(dict.fromkeys([*firsts.values(), *group.rows]))[:_PER_GROUP]
     distance = "" if group.distance is None else f"distance {group.distance}"
     text = ", ".join(filter(None, (distance, group.note)))
@@ -429,11 +429,11 @@ def _downloads(report: DatasetReport, finding: Findings) -> str:
     lists = report.exclude_lists(finding)
     if sum(map(len, lists.values())) > _LISTED:
         return "<p>The option --exclude DIR writes the keys to leave out: they are many.</p>"
-    splits = {part.name: part.shards.dataset.split for part in report.images.parts}
-    for part, text in lists.items():
+    splits = {member.name: member.shards.dataset.split for member in report.images.members}
+    for member, text in lists.items():
         content = base64.b64encode(text.encode()).decode("ascii")
-        name = _safe(report.list_name(finding, part))
-        split = f"{_safe(splits[part])}=" if splits[part] else ""
+        name = _safe(report.list_name(finding, member))
+        split = f"{_safe(splits[member])}=" if splits[member] else ""
         links.append(
             f"<code>--exclude {split}</code>"
             f'<a download="{name}" href="data:text/plain;base64,{content}">{name}</a>'

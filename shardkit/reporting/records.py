@@ -44,7 +44,7 @@ def find_row(shards: ShardSet, text: str) -> int:
 def rows_of_class(shards: ShardSet, name: str, most: int, seed: int) -> npt.NDArray[np.int64]:
     """Return at most ``most`` rows of a class, ascending, drawn with ``seed``.
 
-    This reads the index up to the last of them, a part at a time: a manifest may state any number
+    This reads the index up to the last of them, a block at a time: a manifest may state any number
     of rows. CorruptDataset if the class has fewer rows than the manifest states.
     """
     classes = shards.manifest.classes or ()
@@ -58,8 +58,8 @@ def rows_of_class(shards: ShardSet, name: str, most: int, seed: int) -> npt.NDAr
     rows = np.empty_like(drawn)
     seen = 0
     for start in range(0, len(shards) if count else 0, _AT_ONCE):
-        part = np.arange(start, min(start + _AT_ONCE, len(shards)))
-        members = part[shards.labels_of(part) == number]
+        block = np.arange(start, min(start + _AT_ONCE, len(shards)))
+        members = block[shards.labels_of(block) == number]
         wanted = (drawn >= seen) & (drawn < seen + len(members))
         rows[wanted] = members[drawn[wanted] - seen]
         seen += len(members)

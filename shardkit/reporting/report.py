@@ -69,7 +69,7 @@ class DatasetReport:
 
         `shardkit.codecs.typed.display` says which levels mean and std are of.
         """
-        schemas = [part.shards.schema for part in self.images.parts]
+        schemas = [member.shards.schema for member in self.images.members]
         types = {schema[IMAGE].image_type for schema in schemas}
         kinds = sorted(str(kind) for kind in types if not kind.is_rgb)
         if kinds:
@@ -83,9 +83,9 @@ class DatasetReport:
     def class_counts(self) -> dict[str, list[int]]:
         """Number of rows of each class in each dataset or split."""
         images = self.images
-        shape = (len(images.parts), len(images.classes))
+        shape = (len(images.members), len(images.classes))
         labeled = images.labels != NO_LABEL
-        flat = images.part[labeled] * shape[1] + images.labels[labeled]
+        flat = images.member[labeled] * shape[1] + images.labels[labeled]
         counts = np.bincount(flat, minlength=shape[0] * shape[1]).reshape(shape)
         return dict(zip(images.classes, counts.T.tolist(), strict=True))
 
@@ -112,8 +112,10 @@ class DatasetReport:
         """Return the keys to leave out so that a finding disappears, by dataset or split."""
         images = self.images
         keys: dict[str, list[str]] = {}
-        for row, part in zip(finding.exclude, images.part[finding.exclude].tolist(), strict=True):
-            keys.setdefault(images.parts[part].name, []).append(images.keys[row])
+        for row, member in zip(
+            finding.exclude, images.member[finding.exclude].tolist(), strict=True
+        ):
+            keys.setdefault(images.members[member].name, []).append(images.keys[row])
         return keys
 
     def exclude_lists(self, finding: Findings) -> dict[str, str]:
@@ -123,19 +125,19 @@ class DatasetReport:
         """
         lists: dict[str, str] = {}
         excluded = np.array(finding.exclude, np.int64)
-        for number, part in enumerate(self.images.parts):
-            rows = (excluded[self.images.part[excluded] == number] - part.start).tolist()
-            keys = [self.images.keys[part.start + row] for row in rows]
+        for number, member in enumerate(self.images.members):
+            rows = (excluded[self.images.member[excluded] == number] - member.start).tolist()
+            keys = [self.images.keys[member.start + row] for row in rows]
             lines = [key if _is_plain(key) else KEY_MARK + key for key in keys]
             if not all(map(_is_line, keys)):
-                lines = [LIST_HEAD + part.shards.manifest.content_digest, *map(str, rows)]
+                lines = [LIST_HEAD + member.shards.manifest.content_digest, *map(str, rows)]
             if rows:
-                lists[part.name] = "".join(f"{line}\n" for line in lines)
+                lists[member.name] = "".join(f"{line}\n" for line in lines)
         return lists
 
-    def list_name(self, finding: Findings, part: str) -> str:
+    def list_name(self, finding: Findings, member: str) -> str:
         """Return the file name of a list: ``KIND.txt`` or, of several, ``SPLIT-KIND.txt``."""
-        prefix = f"{part.replace('/', '-')}-" if len(self.images.parts) > 1 else ""
+        prefix = f"{member.replace('/', '-')}-" if len(self.images.members) > 1 else ""
         return f"{prefix}{finding.kind}.txt"
 
     def save_exclude(self, folder: Path) -> list[Path]:
@@ -150,12 +152,12 @@ class DatasetReport:
             ShardkitError: If one cannot be written or removed.
         """
         lists = {
-            self.list_name(finding, part): text
+            self.list_name(finding, member): text
             for finding in self.findings
-            for part, text in self.exclude_lists(finding).items()
+            for member, text in self.exclude_lists(finding).items()
         }
-        parts = [part.name for part in self.images.parts]
-        names = {self.list_name(Findings(kind), part) for kind in KINDS for part in parts}
+        members = [member.name for member in self.images.members]
+        names = {self.list_name(Findings(kind), member) for kind in KINDS for member in members}
         try:
             if lists:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -186,14 +188,14 @@ class DatasetReport:
         return {
             "datasets": [
                 {
-                    "name": part.name,
-                    "format": (manifest := part.shards.manifest).format,
+                    "name": member.name,
+                    "format": (manifest := member.shards.manifest).format,
                     "digest": manifest.digest,
                     "rows": manifest.rows,
                     "shards": len(manifest.shards),
                     "bytes": manifest.bytes,
                 }
-                for part in images.parts
+                for member in images.members
             ],
             "images": int(present.sum()),
             "image_bytes": int(images.index["length"][present].sum()),
@@ -223,14 +225,14 @@ class DatasetReport:
             "note": group.note,
             "images": [
                 {
-                    "dataset": part.name,
-                    "row": row - part.start,
+                    "dataset": member.name,
+                    "row": row - member.start,
                     "key": images.keys[row],
                     "path": images.paths[row],
                     "class": images.label(row),
                 }
                 for row in group.rows
-                for part in (images.parts[images.part[row]],)
+                for member in (images.members[images.member[row]],)
             ],
         }
 

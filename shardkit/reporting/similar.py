@@ -124,7 +124,7 @@ def _twins(images: Collection, same: Identical) -> npt.NDArray[np.int64]:
     """
     rows = np.flatnonzero(images.measured & (images.facts["contrast"] >= BLANK))
     values = np.zeros(len(rows), [("pixels", "<i8"), ("part", "<i8"), ("label", "<i8")])
-    columns = (same.pixels, images.part, images.labels)
+    columns = (same.pixels, images.member, images.labels)
     for name, column in zip(values.dtype.names or (), columns, strict=True):
         values[name] = column[rows]
     twins = np.full(len(images), -1)
@@ -141,7 +141,7 @@ def _crowds(images: Collection, rows: Rows) -> tuple[Rows, Rows, Rows]:
     hashes = images.facts["hash"][rows]
     _, same, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     many = np.flatnonzero(counts[same.reshape(-1)] > _CROWD)
-    keys = (images.part[rows[many]], hashes[many])
+    keys = (images.member[rows[many]], hashes[many])
     order = np.lexsort(keys)
     changes = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
     pairs = [np.zeros((2, 0), np.int64)]

@@ -188,8 +188,8 @@ def _kind(type_: Any, feature: Any) -> tuple[str, list[str] | None]:
 
 def _plain_kind(type_: Any) -> str:
     if pa.types.is_struct(type_):
-        parts = {type_.field(number).name: type_.field(number).type for number in range(len(type_))}
-        return "image" if _is_bytes(parts.get("bytes")) and parts.keys() <= _IMAGE else "json"
+        types = {type_.field(number).name: type_.field(number).type for number in range(len(type_))}
+        return "image" if _is_bytes(types.get("bytes")) and types.keys() <= _IMAGE else "json"
     if pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_floating(type_):
         return str(np.dtype(type_.to_pandas_dtype()).name)
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):

@@ -185,19 +185,19 @@ class Allocations:
 
     def __init__(self, view: OpenedFile, beton: Beton) -> None:
         count = (view.size - beton.table) // _ALLOCATION.itemsize
-        parts = [np.empty(0, _ALLOCATION)]
+        blocks = [np.empty(0, _ALLOCATION)]
         for first in range(0, count, _CHUNK):  # a hole in the file ends this before it takes memory
             size = min(_CHUNK, count - first) * _ALLOCATION.itemsize
             data = view.read(beton.table + first * _ALLOCATION.itemsize, size)
             if len(data) != size:
                 raise BadImage("the file is truncated")
-            part = np.frombuffer(data, _ALLOCATION)
-            room = np.uint64(beton.table) - np.minimum(part["start"], np.uint64(beton.table))
-            if np.any(part["start"] < beton.data) or np.any(part["size"] > room):
+            block = np.frombuffer(data, _ALLOCATION)
+            room = np.uint64(beton.table) - np.minimum(block["start"], np.uint64(beton.table))
+            if np.any(block["start"] < beton.data) or np.any(block["size"] > room):
                 raise BadImage("its table of allocations leads outside of its data: it is damaged")
-            parts.append(part)
-        table = np.concatenate(parts)
-        parts.clear()
+            blocks.append(block)
+        table = np.concatenate(blocks)
+        blocks.clear()
         starts = table["start"]
         sizes = table["size"]
         order = np.lexsort((sizes, starts))

@@ -235,8 +235,8 @@ class Divided(Wrapper):
 
     def _divide(self, entries: Sequence[Entry]) -> dict[str, Sequence[Entry]]:
         if isinstance(entries, StoredEntries) and self._division.by_path:
-            parts = entries.divide(lambda some: map(self._division.side_of, self._groups(some)))
-            return {side: parts.get(side, ()) for side in self._division.sides}
+            by_side = entries.divide(lambda some: map(self._division.side_of, self._groups(some)))
+            return {side: by_side.get(side, ()) for side in self._division.sides}
         names = self._groups(entries)
         rows = self._division.divide(names, [entry.label for entry in entries])
         packed = as_packed(entries)

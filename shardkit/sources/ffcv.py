@@ -262,13 +262,13 @@ def _in_words(modes: Counter[tuple[int, ...]]) -> str:
     """Return how images are stored: "3 JPEG, 2 raw, of 12 x 16, stored as PNG"."""
     jpegs = modes[JPEG,]
     raw = {sides: count for sides, count in modes.items() if sides != (JPEG,)}
-    parts = [f"{jpegs:,} JPEG"] if jpegs else []
+    words = [f"{jpegs:,} JPEG"] if jpegs else []
     if raw:
         sizes = (
             " x ".join(map(str, next(iter(raw))[1:])) if len(raw) == 1 else f"{len(raw):,} sizes"
         )
-        parts.append(f"{sum(raw.values()):,} raw, of {sizes}, stored as PNG")
-    return ", ".join(parts) or "none"
+        words.append(f"{sum(raw.values()):,} raw, of {sizes}, stored as PNG")
+    return ", ".join(words) or "none"
 
 
 SOURCE = SourceKind(

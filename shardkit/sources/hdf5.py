@@ -122,24 +122,24 @@ class Hdf5(ColumnSource, AttachableSource):
                 raise BadImage(f"it has {shape[0]} images, but {count} values of {kept.source}")
         suffix = ".png" if self._shape else ""
         for start in range(0, shape[0] or 1, _CHUNK):  # also checks the labels of no images
-            part = Range(start, min(_CHUNK, shape[0] - start))
-            sizes = [math.prod(self._shape)] * part.length
+            range_ = Range(start, min(_CHUNK, shape[0] - start))
+            sizes = [math.prod(self._shape)] * range_.length
             if not self._shape:
-                sizes = call(hdf5_reader.sizes, full, view.stamp, self.image.name, *part)
+                sizes = call(hdf5_reader.sizes, full, view.stamp, self.image.name, *range_)
             label_file = os.path.join(os.path.dirname(full), self._label_file or full)
-            labels = self._texts(label_file, self.label.name, shape[0], part)
-            names = self._texts(full, self.name or "", shape[0], part)
+            labels = self._texts(label_file, self.label.name, shape[0], range_)
+            names = self._texts(full, self.name or "", shape[0], range_)
             for row, (size, label, name) in enumerate(
                 zip(sizes, labels, names, strict=True), start
             ):
                 values = {self.name: name, self.label.name: label}
                 yield Known(row, values, size, suffix)
 
-    def _texts(self, path: str, name: str, count: int, part: Range) -> Sequence[Value | None]:
+    def _texts(self, path: str, name: str, count: int, range_: Range) -> Sequence[Value | None]:
         """Return the labels or names of some of ``count`` rows."""
         if not name:
-            return [None] * part.length
-        return call(hdf5_reader.labels, path, stamp_of(path), name, count, part)
+            return [None] * range_.length
+        return call(hdf5_reader.labels, path, stamp_of(path), name, count, range_)
 
     def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
         """Return a row."""
@@ -188,9 +188,9 @@ class Hdf5(ColumnSource, AttachableSource):
             return iter(())
         path = os.path.abspath(self.inputs[place_of(entries[0].place)[0]].path)
 
-        def offsets(part: Sequence[Entry]) -> list[int | None]:
-            rows = [place_of(entry.place)[1] for entry in part]
-            return call(hdf5_reader.offsets, path, part[0].stamp, self.image.name, rows)
+        def offsets(some: Sequence[Entry]) -> list[int | None]:
+            rows = [place_of(entry.place)[1] for entry in some]
+            return call(hdf5_reader.offsets, path, some[0].stamp, self.image.name, rows)
 
         return located_in(path, entries, offsets, partial(self.record, in_place=True))
 

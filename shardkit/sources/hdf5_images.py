@@ -168,18 +168,18 @@ class Hdf5Images(RowSource):
         before, star, after = self._labels.strip("/").partition(_ANY)
         return bool(star) and name.startswith(before) and name.endswith(after)
 
-    def _label_of(self, part: str, path: str, stamp: int) -> Value | None:
-        """Return the label of the image whose name has ``part`` in place of the asterisk."""
+    def _label_of(self, matched: str, path: str, stamp: int) -> Value | None:
+        """Return the label of the image whose name has ``matched`` in place of the asterisk."""
         if self._labels == NONE:
             return None
         if self._labels == _FOLDER:
-            if "/" not in part:
+            if "/" not in matched:
                 raise BadImage(
                     "it is in no group;",
                     remedy=f"{setting('label', NONE)} converts without labels",
                 )
-            return part.rpartition("/")[0]
-        name = self._labels.strip("/").replace(_ANY, part)
+            return matched.rpartition("/")[0]
+        name = self._labels.strip("/").replace(_ANY, matched)
         data = call(hdf5_reader.whole, os.path.abspath(path), stamp, name, image=False)
         if data[:1] == b"B":
             return label_of(data[1:].decode("utf-8", "surrogateescape"), name)

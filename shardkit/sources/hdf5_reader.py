@@ -90,12 +90,12 @@ def labels(path: str, stamp: int, name: str, count: int, some: Range) -> list[Va
     is_row = len(data.shape) == 2 and data.shape == (1, count) and count != 1
     if data.shape[0] != count and not is_row:
         raise BadImage(f"it has {count} images, but {data.shape[0]} labels")
-    part = slice(some.offset, some.offset + some.length)
+    inside = slice(some.offset, some.offset + some.length)
     if data.ndim == 2 and data.shape[1] > 1 and not is_row and data.dtype.kind in "iubf":
-        return one_hot(data[part], name)
+        return one_hot(data[inside], name)
     if math.prod(data.shape[1:]) != 1 and not is_row:
         raise BadImage(f"{name} has the shape {data.shape}, not one value for each image")
-    rows = (0, part) if is_row else part
+    rows = (0, inside) if is_row else inside
     if data.dtype.kind in "iubf":
         return [label_of(value, name) for value in data[rows].reshape(-1).tolist()]
     if h5py.check_string_dtype(data.dtype) is None:
@@ -297,11 +297,11 @@ def _walk(
 def _find(path: str, stamp: int, name: str) -> Any:
     """Return a dataset, or None if the file has none of this name."""
     item = _open(path, stamp)
-    for part in name.strip("/").split("/"):
-        link = item.get(part, getlink=True) if isinstance(item, h5py.Group) else None
+    for component in name.strip("/").split("/"):
+        link = item.get(component, getlink=True) if isinstance(item, h5py.Group) else None
         if not isinstance(link, h5py.HardLink):
             return None
-        item = item[part]
+        item = item[component]
     return item if isinstance(item, h5py.Dataset) else None
 
 
@@ -314,8 +314,8 @@ def _dataset(path: str, stamp: int, name: str, *, is_whole: bool = False) -> Any
         raise BadImage(f"{name} is not a dataset with rows")
     if dataset.external or dataset.is_virtual:
         raise BadImage(f"the values of {name} are in other files")
-    part = ("value", dataset.shape or ()) if is_whole else ("row", dataset.shape[1:])
-    for what, sides in (part, ("chunk", dataset.chunks or ())):
+    outer = ("value", dataset.shape or ()) if is_whole else ("row", dataset.shape[1:])
+    for what, sides in (outer, ("chunk", dataset.chunks or ())):
         count = dataset.dtype.itemsize * math.prod(sides)
         if count > MAX_READ:
             raise ConversionFailed(

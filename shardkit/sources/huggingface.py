@@ -160,7 +160,9 @@ def _find_splits(pattern: str | Path) -> dict[str, InputFiles]:
     result = {}
     for split in dict.fromkeys(splits_of):
         chosen = [number for number, its in enumerate(splits_of) if its == split]
-        paths, names = (tuple(map(part.__getitem__, chosen)) for part in (files.paths, files.names))
+        paths, names = (
+            tuple(map(column.__getitem__, chosen)) for column in (files.paths, files.names)
+        )
         result[split] = InputFiles(paths, names, ())
     return result
 

@@ -454,8 +454,8 @@ def _ordered(names: Iterable[str], class_order: str) -> tuple[str, ...]:
 
 def natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
     """Return a sort key that sorts digits in ``name`` by value: class2 before class10."""
-    parts = re.split(r"([0-9]+)", name)
-    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in parts if p], name
+    runs = re.split(r"([0-9]+)", name)
+    return [(0, int(run), "") if run.isdecimal() else (1, 0, run) for run in runs if run], name
 
 
 def _from_file(names: set[str], path: Path) -> tuple[str, ...]:

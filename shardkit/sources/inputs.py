@@ -31,7 +31,7 @@ _Row = TypeVar("_Row")
 _OFFSET_BITS = 44
 _AHEAD = 1 << 14
 _BRACES = re.compile(r"\{([^{}]*)\}")
-PART = re.compile(r"-[0-9]+-of-[0-9]+\Z")
+SHARD_NUMBER = re.compile(r"-[0-9]+-of-[0-9]+\Z")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)\Z")
 
 
@@ -97,7 +97,9 @@ def _in_folder(folder: Path, suffixes: Sequence[str]) -> tuple[list[str], tuple[
     except OSError as error:
         raise UsageError(f"the folder {folder} cannot be read: {error.strerror}") from error
     used = [
-        name for name in names if PART.sub("", name).endswith(tuple(suffixes)) and name[0] != "."
+        name
+        for name in names
+        if SHARD_NUMBER.sub("", name).endswith(tuple(suffixes)) and name[0] != "."
     ]
     others = [
         Problem(path=as_text(name), reason=f"not {', '.join(suffixes)}")
@@ -137,15 +139,15 @@ def expand(pattern: str) -> list[str]:
         width = max(map(len, span.groups())) if "0" in (span[1][0], span[2][0]) else 0
         if last < first or last - first >= MAX_FILES:
             raise UsageError(f"{{{match[1]}}} in {pattern} is not a range such as 000..999")
-        parts = [f"{number:0{width}d}" for number in range(first, last + 1)]
+        choices = [f"{number:0{width}d}" for number in range(first, last + 1)]
     elif "," in match[1]:
-        parts = match[1].split(",")
+        choices = match[1].split(",")
     else:
         raise UsageError(f"{{{match[1]}}} in {pattern} is neither a range nor a list of names")
     rests = expand(pattern[match.end() :])
-    if len(parts) * len(rests) > MAX_FILES:
+    if len(choices) * len(rests) > MAX_FILES:
         raise UsageError(f"{pattern} names over {MAX_FILES} files")
-    return [pattern[: match.start()] + part + rest for part in parts for rest in rests]
+    return [pattern[: match.start()] + choice + rest for choice in choices for rest in rests]
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
@@ -234,9 +236,9 @@ class OpenedFile:
             os.close(descriptor)
 
     def enter(self, start: int, size: int, packed: bool, stated: int | None = None) -> None:
-        """Go on with a part of the file, which may be compressed (DEFLATE) to ``size`` bytes.
+        """Go on with a range of the file, which may be compressed (DEFLATE) to ``size`` bytes.
 
-        It raises BadImage if the part ends outside of the file, or cannot be unpacked.
+        It raises BadImage if the range ends outside of the file, or cannot be unpacked.
         """
         if start + size > self.size:
             raise BadImage("the file is truncated")

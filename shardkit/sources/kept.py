@@ -114,6 +114,6 @@ def value_at(value: Any, pointer: str) -> Any:
 
     If there is none, it raises KeyError, IndexError, TypeError or ValueError.
     """
-    for part in filter(None, pointer.split("/")):
-        value = value[int(part) if isinstance(value, list) else part]
+    for step in filter(None, pointer.split("/")):
+        value = value[int(step) if isinstance(value, list) else step]
     return value

@@ -169,9 +169,9 @@ class Lmdb(ListedSource, AttachableSource):
     def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
         """Yield each of some images, with the offset of its value."""
 
-        def offsets(part: Sequence[Entry]) -> list[int | None]:
-            keys = [self._key(entry) for entry in part]
-            return call(lmdb_reader.offsets, self._file, part[0].stamp, keys)
+        def offsets(some: Sequence[Entry]) -> list[int | None]:
+            keys = [self._key(entry) for entry in some]
+            return call(lmdb_reader.offsets, self._file, some[0].stamp, keys)
 
         return located_in(self._file, entries, offsets, partial(self.read, split))
 
@@ -252,10 +252,10 @@ class Lmdb(ListedSource, AttachableSource):
         used = 0
         names = list(self._meta_names(listing))
         for start in range(0, len(names), _CHUNK):
-            part = names[start : start + _CHUNK]
-            wanted = [name.rpartition(".")[0].encode("utf-8", "surrogateescape") for name in part]
+            chunk = names[start : start + _CHUNK]
+            wanted = [name.rpartition(".")[0].encode("utf-8", "surrogateescape") for name in chunk]
             sizes = call(lmdb_reader.sizes, self._file, stamp, wanted)
-            for name, size in zip(part, sizes, strict=True):
+            for name, size in zip(chunk, sizes, strict=True):
                 if size is None:
                     listing.blame(name, f"its key is missing, although {_META} lists it")
                 else:

@@ -25,10 +25,10 @@ def located_in(
     changed since the scan.
     """
     for start in range(0, len(entries), _CHUNK):
-        part = entries[start : start + _CHUNK]
-        starts = offsets(part)
-        with reading(path, part[0].stamp) as view:
-            for entry, offset in zip(part, starts, strict=True):
+        chunk = entries[start : start + _CHUNK]
+        starts = offsets(chunk)
+        with reading(path, chunk[0].stamp) as view:
+            for entry, offset in zip(chunk, starts, strict=True):
                 try:
                     record = read(entry)
                     name = record.image_field or FOREIGN_FIELD

@@ -63,7 +63,7 @@ class Mds(ColumnShards):
                     f"{folder} has shards of {quoted(shard['format'])}; only MDS of version 2 is "
                     "read"
                 )
-            columns = tuple(shard[f"column_{part}"] for part in ("names", "encodings", "sizes"))
+            columns = tuple(shard[f"column_{kind}"] for kind in ("names", "encodings", "sizes"))
             stated = stated or columns
             if columns != stated:
                 raise ValueError("its shards differ in columns")

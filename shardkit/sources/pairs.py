@@ -292,8 +292,8 @@ def _by_stem(names: Names, folder: str) -> dict[str, str]:
 
 def _require_pattern(pattern: str) -> None:
     """Refuse a pattern without the place of the image's name."""
-    parts = pattern.split(":")
-    if len(parts) > 2 or any(part.count("{}") != 1 for part in parts):
+    halves = pattern.split(":")
+    if len(halves) > 2 or any(half.count("{}") != 1 for half in halves):
         raise UsageError(f"pattern={pattern!r} is not MASK or IMAGE:MASK with {{}} in each")
 
 

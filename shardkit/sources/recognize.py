@@ -22,7 +22,7 @@ from shardkit.registry import DATASET, DEFAULT_SOURCE, get_source, source_names
 from shardkit.sources.folders import below, is_split_name, why_left_out
 from shardkit.sources.imagefolder import FOLDERS_TRIED
 from shardkit.sources.images import has_image_suffix, open_at_once
-from shardkit.sources.inputs import PART
+from shardkit.sources.inputs import SHARD_NUMBER
 from shardkit.system.files import as_name, as_text
 from shardkit.system.late import load
 from shardkit.system.text import shell
@@ -135,12 +135,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def having(*names: str, suffixes: tuple[str, ...] = (), parts: tuple[str, ...] = ()) -> Recognizer:
+def having(*names: str, suffixes: tuple[str, ...] = (), shards: tuple[str, ...] = ()) -> Recognizer:
     """Return what recognizes a folder with one of some names, or files with one of some suffixes.
 
     In names, ``*`` and the like are allowed. Suffixes are those of a file, or of files in a folder
-    without images, or in its first one. ``parts`` are suffixes of files that are parts of a split,
-    as in `splits_of_parts`; such a folder has no others.
+    without images, or in its first one. ``shards`` are suffixes of shards of a split, as in
+    `splits_of_shards`; such a folder has no others.
     """
 
     def recognize(seen: Overview) -> Iterator[Recognition]:
@@ -148,13 +148,13 @@ def having(*names: str, suffixes: tuple[str, ...] = (), parts: tuple[str, ...] =
             if seen.path.name.lower().endswith(suffixes or ("\0",)):
                 yield Recognition(f"a file {seen.path.suffix}")
             return
-        splits = [*splits_of_parts(seen, parts)] if parts else []
+        splits = [*splits_of_shards(seen, shards)] if shards else []
         if splits:
             yield from splits
             return
         listed = [*seen.folders(), *seen.files()]
         found = [name for pattern in names for name in fnmatch.filter(listed, pattern)]
-        for folder in ("", *seen.folders()[: not parts]):
+        for folder in ("", *seen.folders()[: not shards]):
             if suffixes and not seen.images(folder):
                 found += seen.files(folder, suffixes)
         if found:
@@ -163,11 +163,13 @@ def having(*names: str, suffixes: tuple[str, ...] = (), parts: tuple[str, ...] =
     return recognize
 
 
-def splits_of_parts(seen: Overview, suffixes: tuple[str, ...]) -> Iterator[Recognition]:
-    """Yield the splits of a folder of parts of datasets: folders, or words in names of files."""
-    files = [name for name in seen.files() if PART.sub("", name).endswith(suffixes)]
+def splits_of_shards(seen: Overview, suffixes: tuple[str, ...]) -> Iterator[Recognition]:
+    """Yield the splits of a folder of shards: folders, or words in names of files."""
+    files = [name for name in seen.files() if SHARD_NUMBER.sub("", name).endswith(suffixes)]
     for folder in () if files else filter(is_split_name, seen.folders()):
-        inner = [name for name in seen.files(folder) if PART.sub("", name).endswith(suffixes)]
+        inner = [
+            name for name in seen.files(folder) if SHARD_NUMBER.sub("", name).endswith(suffixes)
+        ]
         if inner and not seen.images(folder):
             yield Recognition(below(folder, inner[0]), inside=folder)
     words = [*map(_SPLIT.search, files)]
@@ -179,8 +181,8 @@ def splits_of_parts(seen: Overview, suffixes: tuple[str, ...]) -> Iterator[Recog
 
 
 def require_one_split(path: str | Path, suffixes: tuple[str, ...]) -> None:
-    """Refuse a folder with parts of several splits, which would become one dataset."""
-    splits = [by.inside for by in splits_of_parts(Overview(path), suffixes)]
+    """Refuse a folder with shards of several splits, which would become one dataset."""
+    splits = [by.inside for by in splits_of_shards(Overview(path), suffixes)]
     if len(splits) > 1:
         raise UsageError(
             f"{path} has parts of several splits ({', '.join(splits)})",
@@ -189,12 +191,12 @@ def require_one_split(path: str | Path, suffixes: tuple[str, ...]) -> None:
         )
 
 
-def having_index(part: bytes) -> Recognizer:
-    """Return what recognizes folders, or folders of folders, whose index.json has a part."""
+def having_index(entry: bytes) -> Recognizer:
+    """Return what recognizes folders, or folders of folders, whose index.json has an entry."""
 
     def recognize(seen: Overview) -> Iterator[Recognition]:
         names = [name for name in ("", *seen.folders()) if "index.json" in seen.files(name)]
-        if names and part in seen.ends(below(names[0], "index.json")):
+        if names and entry in seen.ends(below(names[0], "index.json")):
             yield Recognition("index.json")
 
     return recognize
@@ -258,7 +260,7 @@ def _classes_beside(seen: Overview, others: Sequence[Recognized]) -> Iterator[Re
     """Yield the splits with class folders if others, of files, are of other splits."""
     if not all(kind.by.inside for kind in others):
         return
-    paths = {part for kind in others for word in kind.paths for part in word.split("/")}
+    paths = {folder for kind in others for word in kind.paths for folder in word.split("/")}
     listed = {split_in(kind.split) for kind in others}
     for name in filter(is_split_name, seen.folders()):
         classes = [inner for inner in seen.folders(name) if has_images(seen, f"{name}/{inner}")]
@@ -338,7 +340,7 @@ class Recognized(NamedTuple):
     def split(self) -> str:
         """The split that its file is of, by its folder or name; "" if it is of none."""
         *_, folder, name = ["", *self.by.inside.split("/")]
-        named = [part for part in (folder, name) if is_split_name(part)]
+        named = [text for text in (folder, name) if is_split_name(text)]
         return named[0] if named else split_in(Path(name).stem)
 
     def below(self, folder: str) -> Recognized:

@@ -194,13 +194,13 @@ class Samples(Source):
         """Return a source with these samples alone, if they are in memory, for a worker process."""
         if not isinstance(self._samples, (list, tuple, Spool)):
             return self
-        part = copy.copy(self)
+        narrowed = copy.copy(self)
         numbers = [entry.place for entry in entries]
         if isinstance(self._samples, Spool):
-            part._samples = self._samples.only(numbers)
+            narrowed._samples = self._samples.only(numbers)
         else:
-            part._samples = {number: self._samples[number] for number in numbers}
-        return part
+            narrowed._samples = {number: self._samples[number] for number in numbers}
+        return narrowed
 
     def _key(self, number: int) -> str:
         """Return the key of a sample: its own, if those are wanted, or its number."""

@@ -143,7 +143,7 @@ def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
     folders = list(dict.fromkeys(folder for top in tops for folder in _folders(seen, top)))
     full = [folder for folder in folders if seen.images(folder)]
     if not full:
-        yield from _lists_of_parts(seen, inside)
+        yield from _lists_of_shards(seen, inside)
         return
     for folder in set(tops).intersection(full):
         yield from _captions(seen, folder)
@@ -163,19 +163,19 @@ def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
                 )
 
 
-def _lists_of_parts(seen: Overview, top: str) -> Iterator[tuple[str, str]]:
+def _lists_of_shards(seen: Overview, top: str) -> Iterator[tuple[str, str]]:
     """Yield the tables of labels of images in folders that look like classes, but are not."""
     tables = [below(top, name) for name in seen.files(top, (".csv", ".tsv"))]
-    parts: dict[str, tuple[str, str]] = {}  # the folder of an image, and the suffix that it lacks
+    of_stem: dict[str, tuple[str, str]] = {}  # the folder of an image, and the suffix that it lacks
     for folder in _inner(seen, top) if tables else ():
         for image in itertools.chain(*map(seen.images, [folder, *_inner(seen, folder)[:_FEW]])):
             for name, suffix in ((image, ""), (_stem(image), PurePath(image).suffix)):
-                parts[name] = ("", "") if name in parts else (PurePath(folder).name, suffix)
+                of_stem[name] = ("", "") if name in of_stem else (PurePath(folder).name, suffix)
     for file in tables:
         header, *rows = first_rows(seen.ends(file)[:_START], file)[: _MOST + 1] or [[]]
         columns = dict(zip(header, zip(*rows, strict=False), strict=False))
         for name, values in columns.items():
-            found = [parts.get(value, ("", "")) for value in values]
+            found = [of_stem.get(value, ("", "")) for value in values]
             folders, suffixes = zip(*found, strict=True) if found else ((), ())
             others = {other: columns[other] for other in columns if other != name}
             label = usual_label(others) or next(filter(_MAY_LABEL.search, others), "")

@@ -115,10 +115,10 @@ def content(view: OpenedFile, member: Member) -> bytes:
             raise BadImage(f"it is a sparse file of over {MAX_SPARSE:,} bytes")
         buffer = bytearray(member.size)
         for extent in member.extents:
-            part = view.read(extent.offset, extent.length)
-            if len(part) < extent.length:
+            content = view.read(extent.offset, extent.length)
+            if len(content) < extent.length:
                 raise BadImage("the archive is truncated in it")
-            buffer[extent.position : extent.position + extent.length] = part
+            buffer[extent.position : extent.position + extent.length] = content
         data = bytes(buffer)
     if len(data) != member.size:
         raise BadImage("the archive is truncated in it")

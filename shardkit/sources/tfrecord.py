@@ -232,7 +232,7 @@ SOURCE = SourceKind(
         "*.tfrecord-*",
         "*.tfrecords",
         suffixes=(".tfrecord", ".tfrecords"),
-        parts=_SUFFIXES,
+        shards=_SUFFIXES,
     ),
     source=TFRecord,
 )

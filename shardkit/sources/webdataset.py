@@ -177,12 +177,12 @@ class WebDataset(RowSource, AttachableSource):
         for member in members(view):
             if member.what == "a folder":
                 continue
-            parts = self._divide(member.name)
-            if parts is None or member.what:
+            key_and_suffix = self._divide(member.name)
+            if key_and_suffix is None or member.what:
                 why = member.what or "not part of a sample"
                 listing.ignore(f"{archive.name}:{member.name}", why)
                 continue
-            key, suffix = parts
+            key, suffix = key_and_suffix
             sample = archive.samples.setdefault(key, _Sample())
             if suffix in sample.fields:
                 sample.repeated.append(member.name)
@@ -409,6 +409,6 @@ SOURCE = SourceKind(
           shardkit attach laion laion-index --label json:/class --keep caption=txt --workers 8
         """,
     ),
-    recognize=having(suffixes=(".tar", ".tar.gz", ".tgz"), parts=_SUFFIXES),
+    recognize=having(suffixes=(".tar", ".tar.gz", ".tgz"), shards=_SUFFIXES),
     source=WebDataset,
 )

@@ -73,9 +73,9 @@ class Wrapper(Source):
 
     def only(self, entries: Sequence[Entry]) -> Self:
         """Return a source with these images alone, if they are in memory."""
-        part = copy.copy(self)
-        part.source = self.source.only(entries)
-        return part
+        narrowed = copy.copy(self)
+        narrowed.source = self.source.only(entries)
+        return narrowed
 
     def column(self, entries: Sequence[Entry], name: str) -> Iterable[Any]:
         """Return a value of each entry by which images can be grouped."""

@@ -125,20 +125,20 @@ def fill_views(
     if compiled is None or not all(0 < side <= _MOST_SIDE for side in sides):
         return [range(len(rows))] * len(views)
     codes = np.empty((len(views), len(rows)), np.uint8)
-    for part, entries, files in rows.runs():
-        array = None if mark is None else np.ascontiguousarray(rows.array[part])
+    for run, entries, files in rows.runs():
+        array = None if mark is None else np.ascontiguousarray(rows.array[run])
         calls = []
         for view, view_codes in zip(views, codes, strict=True):
             out, table = view
             numbers, bicubic, oversample = (None, False, 1.0) if table is None else table
             if numbers is not None:
-                numbers = numbers[part]
+                numbers = numbers[run]
             maps = rows.maps() if out.nbytes >= compiled.LEAST_MAPPED else None
             shape = out.shape[1:3]
             verify = (rows.verifies, rows.verifies)
             stored = entries, files, maps, numbers, array, mark, *verify, background
             options = bicubic, TALL_FIRST, oversample
-            calls.append((out[part], *shape, *stored, *options, view_codes[part]))
+            calls.append((out[run], *shape, *stored, *options, view_codes[run]))
         if len(calls) == 1:
             compiled.fill(*calls[0])
         else:
@@ -158,16 +158,16 @@ def fill_values(
     if compiled is None:
         return range(len(rows))
     codes = np.empty(len(rows), np.uint8)
-    for part, *stored in rows.runs():
+    for run, *stored in rows.runs():
         compiled.fill_values(
-            out[part],
+            out[run],
             out.shape[1],
             *stored,
             rows.maps() if out.nbytes >= compiled.LEAST_MAPPED else None,
-            None if mark is None else np.ascontiguousarray(rows.array[part]),
+            None if mark is None else np.ascontiguousarray(rows.array[run]),
             mark,
             rows.verifies,
-            codes[part],
+            codes[run],
         )
     return _left(codes)
 
@@ -184,9 +184,9 @@ def read_stored(
         return [None] * len(rows), range(len(rows))
     codes = np.empty(len(rows), np.uint8)
     values: list[bytes | None] = []
-    for part, *stored in rows.runs():
-        array = None if mark is None else np.ascontiguousarray(rows.array[part])
-        values += compiled.read_stored(*stored, array, mark, rows.verifies, codes[part])
+    for run, *stored in rows.runs():
+        array = None if mark is None else np.ascontiguousarray(rows.array[run])
+        values += compiled.read_stored(*stored, array, mark, rows.verifies, codes[run])
     return values, _left(codes)
 
 

@@ -92,7 +92,7 @@ def write_npy(file: BinaryIO, values: npt.NDArray[Any]) -> None:
 
 
 class NpyWriter:
-    """Writes a one-dimensional array in parts, all of one type, to a file that it replaces."""
+    """Writes a one-dimensional array in blocks, all of one type, to a file that it replaces."""
 
     def __init__(self, path: Path, dtype: npt.DTypeLike) -> None:
         self._dtype = np.dtype(dtype)
@@ -143,9 +143,9 @@ class StoredValues:
         if hasattr(self, "_file"):
             self._file.close()
 
-    def __getitem__(self, part: slice) -> npt.NDArray[Any]:
+    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
         """Return a contiguous range of values; ValueError if the file was truncated meanwhile."""
-        start, stop, _ = part.indices(self._count)
+        start, stop, _ = rows.indices(self._count)
         length = max(0, stop - start) * self._dtype.itemsize
         offset = self._start + start * self._dtype.itemsize
         data = np.empty(length, np.uint8)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import zlib
 
 
-def byte_sum(part: bytes) -> int:
+def byte_sum(block: bytes) -> int:
     """Return the sum of the bytes of at most one block."""
     # ASCII bytes of one block sum to less than Adler-32's modulus, so its lower half is exact.
-    return (zlib.adler32(part) & 0xFFFF) - 1 if part.isascii() else sum(part)
+    return (zlib.adler32(block) & 0xFFFF) - 1 if block.isascii() else sum(block)
 
 
 def checksum(header: bytes) -> int:

@@ -69,12 +69,12 @@ class TextHashes:
         """Yield all hashes, sorted; equal ones together."""
         passes = 1 + self._count // _AT_ONCE
         for number in range(passes):
-            parts = [part[part.view(np.uint64) % passes == number] for part in self._parts()]
-            values = np.concatenate(parts)
+            blocks = [block[block.view(np.uint64) % passes == number] for block in self._blocks()]
+            values = np.concatenate(blocks)
             values.sort()
             yield values
 
-    def _parts(self) -> Iterator[npt.NDArray[np.int64]]:
+    def _blocks(self) -> Iterator[npt.NDArray[np.int64]]:
         if self._file is not None:
             for offset in range(0, self._file.size, 8 * _BUFFERED):
                 yield np.frombuffer(self._file.read(offset, 8 * _BUFFERED), np.int64)

@@ -33,27 +33,27 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
         return None
     url = f"{match[2].lower()}://{match[3].rstrip('/')}"
     try:
-        parts = urlsplit(url)
-        host = parts.hostname
+        split = urlsplit(url)
+        host = split.hostname
     except ValueError:
         raise UsageError("the URL is not valid: its host cannot be read", where="URL") from None
-    if "@" in parts.netloc or parts.query or parts.fragment:  # never repeated in a message
+    if "@" in split.netloc or split.query or split.fragment:  # never repeated in a message
         raise UsageError(
-            f"the {parts.scheme}:// URL holds a user, a query or a fragment;",
-            remedy=f"give only {parts.scheme}://BUCKET/PATH, and set credentials in the "
+            f"the {split.scheme}:// URL holds a user, a query or a fragment;",
+            remedy=f"give only {split.scheme}://BUCKET/PATH, and set credentials in the "
             "environment",
-            where=f"{parts.scheme}://",
+            where=f"{split.scheme}://",
         )
-    local = host in ("127.0.0.1", "localhost", "::1") and parts.scheme in _TEST_SCHEMES
-    chained = match[1] or "::" in parts.path
-    if chained or not (parts.scheme in _SCHEMES or local):
+    local = host in ("127.0.0.1", "localhost", "::1") and split.scheme in _TEST_SCHEMES
+    chained = match[1] or "::" in split.path
+    if chained or not (split.scheme in _SCHEMES or local):
         raise UsageError(
             f"{match[1]}{url} cannot be used: shardkit reads "
             f"{', '.join(f'{scheme}://' for scheme in _SCHEMES)} and local paths",
             remedy="Download or mount other data.",
         )
     if not host:
-        raise UsageError(f"{url} names no bucket or host: {parts.scheme}://BUCKET/PATH")
+        raise UsageError(f"{url} names no bucket or host: {split.scheme}://BUCKET/PATH")
     return url
 
 

@@ -248,8 +248,8 @@ class _Comparison:
             for shards, rows in zip(self._sets, self._rows, strict=True)
         )
         same = np.ones(len(one), np.bool_)
-        for part in _HEADS:
-            same &= one[part] == other[part]
+        for column in _HEADS:
+            same &= one[column] == other[column]
         labels_differ = same & (one["label"] != other["label"])
         same &= (one["checksum"] == other["checksum"]) | labels_differ
         for position in np.flatnonzero(labels_differ).tolist():

@@ -218,7 +218,7 @@ def check_ranges(task: ShardCheck, segments: Iterable[IndexSegment]) -> list[Fin
 
 
 def _fields(segments: Iterable[IndexSegment]) -> Iterator[tuple[int, IndexSegment, int, str]]:
-    """Yield each row of a shard, the part that it is in, the part's first row, and each field."""
+    """Yield each row of a shard, its segment, the segment's first row, and each field."""
     start = 0
     for segment in segments:
         rows = range(start, start + len(segment.rows))

@@ -93,9 +93,9 @@ class Comparison:
         if self._root is None:
             return None
         total = ComparisonResult()
-        for prefix, part in compared.items():
-            files = {prefix + path: digest for path, digest in part.files.items()}
-            total.add(replace(part, files=files))
+        for prefix, report in compared.items():
+            files = {prefix + path: digest for path, digest in report.files.items()}
+            total.add(replace(report, files=files))
         digest = hashlib.sha256()
         for path in sorted(total.files, key=lambda path: path.encode("utf-8", "surrogateescape")):
             line = _sum_line(total.files[path], path)

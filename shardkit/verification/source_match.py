@@ -51,9 +51,9 @@ class SourceMatch:
     exact: bool
     """Whether no library changed that affects image bytes (rather than the shards around them)."""
     stored: list[str] | None
-    """Source path of each row; None if that part of the index is damaged."""
+    """Source path of each row; None if that file of the index is damaged."""
     keys: list[str] | None
-    """Key of each row; None if that part of the index is damaged. A file that is gone may have made
+    """Key of each row; None if that file of the index is damaged. A file that is gone may have made
     the key of another one longer."""
     findings: list[Finding]
     """Problems of the source as a whole."""
@@ -64,9 +64,9 @@ class StoredPart:
     """Rows and skipped files of a part."""
 
     paths: list[str] | None
-    """Path of each row; None if that part of the index is damaged."""
+    """Path of each row; None if that file of the index is damaged."""
     keys: list[str] | None
-    """Key of each row; None if that part of the index is damaged."""
+    """Key of each row; None if that file of the index is damaged."""
     skipped: frozenset[str]
     """Paths of the bad files that the conversion left out."""
 

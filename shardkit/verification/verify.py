@@ -181,7 +181,7 @@ class _Verifier:
         compared = self._check_shards(tasks, splits.values())
         if comparison and result.ok and (source := comparison.report(compared)):
             result.source = source
-            result.converted = sum(part.converted for part in compared.values())
+            result.converted = sum(report.converted for report in compared.values())
             result.replaced = comparison.replaced()
 
     def _splits(self) -> dict[str, OpenedDataset]:

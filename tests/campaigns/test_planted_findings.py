@@ -114,7 +114,7 @@ def found(made: DatasetReport, kind: str) -> set[str]:
     images = made.images
     (finding,) = (each for each in made.findings if each.kind == kind)
     rows = {row for group in finding.groups for row in group.rows}
-    return {f"{images.parts[images.part[row]].name}/{images.keys[row]}" for row in rows}
+    return {f"{images.members[images.member[row]].name}/{images.keys[row]}" for row in rows}
 
 
 @pytest.mark.parametrize("kind", ["blurred", "rotated", "exact-duplicate"])

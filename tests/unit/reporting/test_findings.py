@@ -355,7 +355,9 @@ def test_a_quarter_turn_with_a_near_hash_is_found(tmp_path: Path) -> None:
 def lists(made: DatasetReport) -> dict[str, set[str]]:
     """Return the keys to leave out for each kind of finding, with their splits."""
     return {
-        each.kind: {f"{part}/{key}" for part, keys in made.exclude(each).items() for key in keys}
+        each.kind: {
+            f"{member}/{key}" for member, keys in made.exclude(each).items() for key in keys
+        }
         for each in made.findings
     }
 
@@ -434,7 +436,7 @@ def test_of_a_crowd_the_row_without_other_findings_is_kept(
 
 # The choice of the copies to keep: any lists together leave the best row of each picture.
 
-PARTS, PICTURES = 3, 12
+MEMBERS, PICTURES = 3, 12
 
 
 class Drawn:
@@ -443,8 +445,10 @@ class Drawn:
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
         self.rows = int(rng.integers(5, 40))
-        self.part = np.sort(rng.integers(0, PARTS, self.rows))
-        self.parts = [SimpleNamespace(shards=[0] * int(size)) for size in rng.integers(1, 4, PARTS)]
+        self.member = np.sort(rng.integers(0, MEMBERS, self.rows))
+        self.members = [
+            SimpleNamespace(shards=[0] * int(size)) for size in rng.integers(1, 4, MEMBERS)
+        ]
         self.sizes = rng.integers(1, 3, (self.rows, 2))
         kinds = [STORED_KINDS.index(name) for name in ("jpg", "png")]
         self.index = {"field": rng.choice(kinds, self.rows)}
@@ -455,9 +459,9 @@ class Drawn:
         pairs = np.sort(rng.integers(0, self.rows, (int(rng.integers(0, 30)), 2)), axis=1)
         pairs = pairs[first[pairs[:, 0]] != first[pairs[:, 1]]]
         equal = np.argwhere((first[:, None] == first) & np.tri(self.rows, k=-1, dtype=bool).T)
-        across = self.part[pairs[:, 0]] != self.part[pairs[:, 1]]
+        across = self.member[pairs[:, 0]] != self.member[pairs[:, 1]]
         inside, crowded = pairs[~across], rng.random((~across).sum()) < 0.3
-        apart = self.part[equal[:, 0]] != self.part[equal[:, 1]]
+        apart = self.member[equal[:, 0]] != self.member[equal[:, 1]]
         self.crowds = inside[crowded]
         self.lists = [
             np.concatenate([pairs[across], equal[apart]]),
@@ -496,7 +500,7 @@ def test_lists_agree_on_a_chain() -> None:
     """Both lists leave out its middle, so both ends stay."""
     drawn: Any = Drawn(0)
     rows = np.arange(drawn.rows)
-    drawn.part[:], drawn.sizes[:], drawn.index["field"][:] = 0, 1, 0
+    drawn.member[:], drawn.sizes[:], drawn.index["field"][:] = 0, 1, 0
     copies = Copies(drawn, Identical(rows, rows), np.zeros((0, 2), np.int64), [])
     first, second = np.array([[0, 1]]), np.array([[1, 2]])
     copies.leave_out(np.concatenate([first, second]))
