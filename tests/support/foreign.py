@@ -58,6 +58,11 @@ def pixels_of(data: bytes) -> npt.NDArray[np.uint8]:
     return np.asarray(Image.open(io.BytesIO(data)))
 
 
+def problems(found: Any) -> dict[str, str]:
+    """Return the reason of each problem of a scan without splits, by path."""
+    return {problem.path: problem.reason for problem in found.problems[""]}
+
+
 def overwrite(path: Path, offset: int, size: int) -> None:
     """Replace some bytes of a file by some that are not an image."""
     with path.open("r+b") as file:

@@ -281,34 +281,21 @@ def test_temporary_files_of_a_killed_process_neither_prevent_the_exchange_nor_st
     assert tree(out) == expected
 
 
-def test_files_added_at_the_last_moment_are_kept(
+def test_files_added_at_the_last_moment_are_kept_and_replace_none_of_the_new_dataset(
     photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     act = files.exchange
+    make_tree(photos, {"cat/more.jpg": jpeg(seed=9)})  # for a third shard
 
     def late(*args: Any) -> None:
         make_tree(out, {"late.txt": b"1", "index/late.txt": b"2", "new/late.txt": b"3"})
+        make_tree(out, {"shard-000002.tar": b"late"})
         act(*args)
 
     monkeypatch.setattr(module, "exchange", late)
     into(photos, out, force=True)
     found = [(out / folder / "late.txt").read_bytes() for folder in ("", "index", "new")]
     assert found == [b"1", b"2", b"3"]
-    assert verify(out).ok
-
-
-def test_a_file_added_at_the_last_moment_replaces_none_of_the_new_dataset(
-    photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    act = files.exchange
-
-    def late(*args: Any) -> None:
-        make_tree(out, {"shard-000002.tar": b"late"})
-        act(*args)
-
-    make_tree(photos, {"cat/more.jpg": jpeg(seed=9)})
-    monkeypatch.setattr(module, "exchange", late)
-    into(photos, out, force=True)
     assert (out / "shard-000002.tar").read_bytes() != b"late"
     assert verify(out).ok
 

@@ -58,45 +58,27 @@ def test_the_command_reports_it_in_one_line(photos: Path) -> None:
     assert tree(photos.parent / "out") == before
 
 
-def larger(photos: Path, out: Path) -> None:
-    path = next(photos.rglob("*.jpg"), None) or next(p for p in photos.rglob("*") if p.is_file())
-    path.write_bytes(jpeg(40, 40))
-
-
-def renamed(photos: Path, out: Path) -> None:
-    path = next(p for p in photos.rglob("*") if p.is_file())
+def rename(photos: Path, out: Path) -> None:
+    path = photos / "cat/000.jpg"
     path.rename(path.with_stem("other"))
 
 
-def one_more(photos: Path, out: Path) -> None:
-    make_tree(photos / "cat", {"more.jpg": jpeg()})
+CHANGES: dict[str, Callable[[Path, Path], object]] = {
+    "a larger file": lambda photos, _: (photos / "cat/000.jpg").write_bytes(jpeg(40, 40)),
+    "a renamed file": rename,
+    "one more": lambda photos, _: make_tree(photos, {"cat/more.jpg": jpeg()}),
+    "another class": lambda photos, _: make_tree(photos, {"ant/more.jpg": jpeg()}),
+    "a text": lambda photos, _: make_tree(photos, {"cat/notes.txt": b"x"}),
+    "damage": lambda _, out: os.truncate(out / "shard-000000.tar", 1024),
+    "a missing file": lambda _, out: (out / "index/keys.npy").unlink(),
+}
 
 
-def another_class(photos: Path, out: Path) -> None:
-    make_tree(photos / "ant", {"more.jpg": jpeg()})
-
-
-def a_text(photos: Path, out: Path) -> None:
-    make_tree(photos / "cat", {"notes.txt": b"x"})
-
-
-def damaged(photos: Path, out: Path) -> None:
-    os.truncate(out / "shard-000000.tar", 1024)
-
-
-def missing(photos: Path, out: Path) -> None:
-    (out / "index/keys.npy").unlink()
-
-
-@pytest.mark.parametrize(
-    "change", [larger, renamed, one_more, another_class, a_text, damaged, missing]
-)
-def test_a_target_with_anything_else_is_refused(
-    photos: Path, change: Callable[[Path, Path], None]
-) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_target_with_anything_else_is_refused(photos: Path, change: str) -> None:
     out = photos.parent / "out"
     run(photos, out)
-    change(photos, out)
+    CHANGES[change](photos, out)
     before = tree(out)
     refuse(photos, out)
     assert tree(out) == before

@@ -197,19 +197,14 @@ def refuses(directory: Path, name: str = ROWS_NAME) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_missing_file_is_refused_with_the_remedy(tmp_path: Path, name: str) -> None:
-    save_index([make_segment()], tmp_path)
-    (tmp_path / name).unlink()
-    refuses(tmp_path, name)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_truncation_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_missing_or_truncated_file_is_refused_with_the_remedy(tmp_path: Path, name: str) -> None:
     save_index([make_segment()], tmp_path)
     good = (tmp_path / name).read_bytes()
     for length in range(len(good)):
         (tmp_path / name).write_bytes(good[:length])
         refuses(tmp_path, "index/")
+    (tmp_path / name).unlink()
+    refuses(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -256,6 +256,7 @@ def test_an_invalid_environment_is_a_usage_error(monkeypatch: pytest.MonkeyPatch
         ("0", "", ("RANK='0'", "WORLD_SIZE=''")),
         ("2", "2", ("rank=2",)),
         ("-1", "2", ("rank=-1",)),
+        ("0", "0", ("world_size=0",)),
     ):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", world_size)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from foreign import problems
 from helpers import ORIENTATION, exif, jpeg, make_tree, png, run_main
 from PIL import Image, ImageOps
 from pycocotools import mask as masks
@@ -24,10 +25,6 @@ POINTS = [10, 11, 2, 12, 13, 1]
 
 def scan(path: str | Path, **options: Any) -> Any:
     return open_source("coco", path, **options).scan()
-
-
-def problems(found: Any) -> dict[str, str]:
-    return {problem.path: problem.reason for problem in found.problems[""]}
 
 
 def rle() -> dict[str, Any]:

@@ -34,7 +34,7 @@ SUFFIXES = (
         "pgm",
         "pbm",
     ),
-    *("pnm", "avif", "jp2", "j2k", "tga", "dds", "psd", "qoi"),
+    *("pbm", "pnm", "avif", "jp2", "j2k", "tga", "dds", "psd", "qoi"),
 )
 
 not_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -125,10 +125,9 @@ def test_hidden_and_other_files_are_reported_and_left_out(tmp_path: Path) -> Non
 
 
 def test_suffixes_count_in_upper_and_lower_case(tmp_path: Path) -> None:
-    for suffix in SUFFIXES:
-        make_tree(tmp_path, {f"cat/a.{suffix}": JPEG, f"cat/b.{suffix.upper()}": b"no image"})
     names = [f"cat/a.{suffix}" for suffix in SUFFIXES]
     names += [f"cat/b.{suffix.upper()}" for suffix in SUFFIXES]
+    make_tree(tmp_path, dict.fromkeys(names, b"no image"))
     assert list(found(scanned(tmp_path))) == sorted(names)
 
 
@@ -136,22 +135,16 @@ def test_content_determines_the_type_not_the_suffix(tmp_path: Path) -> None:
     bmp = encoded(picture(), "BMP")
     make_tree(tmp_path, {"cat/a.jpg": PNG, "cat/b": JPEG, "cat/c.dat": bmp, "cat/d.png": JPEG})
     source = scanned(tmp_path).splits[""]
-    assert [entry.path for entry in source.entries] == [
-        "cat/a.jpg",
-        "cat/b",
-        "cat/c.dat",
-        "cat/d.png",
-    ]
+    names = ["cat/a.jpg", "cat/b", "cat/c.dat", "cat/d.png"]
+    assert [entry.path for entry in source.entries] == names
     assert [record.image_field for record in source.read(range(4))] == ["png", "jpg", "bmp", "jpg"]
 
 
-@pytest.mark.parametrize(("content", "reason"), [(b"", ()), (b"text", ())])
-def test_a_file_with_an_image_suffix_must_be_an_image(
-    tmp_path: Path, content: bytes, reason: tuple[str, ...]
-) -> None:
-    make_tree(tmp_path, {"cat/a.jpg": content})
-    with refused(BadImage, *reason):
-        scanned(tmp_path).splits[""].read([0])
+def test_a_file_with_an_image_suffix_must_be_an_image(tmp_path: Path) -> None:
+    make_tree(tmp_path, {"cat/a.jpg": b"", "cat/b.jpg": b"text"})
+    for row in (0, 1):
+        with refused(BadImage):
+            scanned(tmp_path).splits[""].read([row])
 
 
 def test_a_file_that_changes_after_the_scan_is_bad(tmp_path: Path) -> None:
@@ -160,12 +153,9 @@ def test_a_file_that_changes_after_the_scan_is_bad(tmp_path: Path) -> None:
     (tmp_path / "cat/a.jpg").write_bytes(JPEG + b"x")
     (tmp_path / "cat/b.jpg").unlink()
     os.utime(tmp_path / "cat/c.jpg", ns=(0, 0))  # as after an edit that keeps the size
-    with refused(BadImage):
-        source.read([2])
-    with refused(BadImage):
-        source.read([0])
-    with refused(BadImage):
-        source.read([1])
+    for row in (2, 0, 1):
+        with refused(BadImage):
+            source.read([row])
 
 
 def test_empty_class_folders_are_classes(tmp_path: Path) -> None:
@@ -181,12 +171,9 @@ def test_links_to_files_and_folders_are_followed(tmp_path: Path) -> None:
     (root / "cat/x.jpg").symlink_to(tmp_path / "store/a.jpg")
     (root / "cat/more").symlink_to(tmp_path / "store/more")
     (root / "dog").symlink_to(tmp_path / "store")
-    assert found(scanned(root)) == {
-        "cat/x.jpg": 0,
-        "cat/more/b.jpg": 0,
-        "dog/a.jpg": 1,
-        "dog/more/b.jpg": 1,
-    }
+    (root / "hound").symlink_to("dog")  # two classes may be the same folder
+    files = {"cat/x.jpg": 0, "cat/more/b.jpg": 0, "dog/a.jpg": 1, "dog/more/b.jpg": 1}
+    assert found(scanned(root)) == {**files, "hound/a.jpg": 2, "hound/more/b.jpg": 2}
 
 
 def test_loops_of_links_end(tmp_path: Path) -> None:
@@ -197,12 +184,6 @@ def test_loops_of_links_end(tmp_path: Path) -> None:
     scan = scanned(tmp_path, classes=True)
     assert found(scan) == {"cat/deep/a.jpg": 0}
     assert set(ignored(scan)) == {"cat/deep/up", "cat/self", "cat/twin"}
-
-
-def test_two_classes_may_be_the_same_folder(tmp_path: Path) -> None:
-    make_tree(tmp_path, {"cat/a.jpg": JPEG})
-    (tmp_path / "feline").symlink_to("cat")
-    assert found(scanned(tmp_path)) == {"cat/a.jpg": 0, "feline/a.jpg": 1}
 
 
 def test_broken_links_with_image_suffixes_are_errors(tmp_path: Path) -> None:
@@ -306,16 +287,8 @@ def test_natural_order_sorts_numbers_by_value(tmp_path: Path) -> None:
     names = ["class10", "class2", "class1", "2", "10", "class02", "b", "A"]
     make_tree(tmp_path, {f"{name}/a.jpg": JPEG for name in names})
     assert scanned(tmp_path).classes == tuple(sorted(names))
-    assert scanned(tmp_path, class_order="natural").classes == (
-        "2",
-        "10",
-        "A",
-        "b",
-        "class1",
-        "class02",
-        "class2",
-        "class10",
-    )
+    natural = ("2", "10", "A", "b", "class1", "class02", "class2", "class10")
+    assert scanned(tmp_path, class_order="natural").classes == natural
 
 
 @pytest.mark.parametrize(

@@ -159,17 +159,29 @@ def scanned(path: Path, **options: Any) -> Any:
     return [entry.label for entry in scan.splits[""].entries], scan.classes
 
 
-def test_a_file_of_names_makes_a_mixture_names(tmp_path: Path) -> None:
-    path = csv_of(tmp_path, "7", "A", "-1", "b")
-    (tmp_path / "names").write_text("7\nA\nb\n")
-    assert scanned(path, classes=str(tmp_path / "names")) == ([0, 1, -1, 2], ("7", "A", "b"))
-    (tmp_path / "names").write_text("7\nA\nb\n-1\n")
-    labels, classes = scanned(path, classes=str(tmp_path / "names"))
-    assert (labels, len(classes)) == ([0, 1, 3, 2], 4)
-
-
-def test_numbers_that_are_padded_are_names(tmp_path: Path) -> None:
-    assert scanned(csv_of(tmp_path, "10", "02", "", "11")) == ([1, 0, -1, 2], ("02", "10", "11"))
+@for_each(
+    ("labels", "names", "expected", "classes"),
+    [
+        (["10", "02", "", "11"], None, [1, 0, -1, 2], ("02", "10", "11")),  # padded: no numbers
+        (["7", "A", "-1", "b"], "7 A b", [0, 1, -1, 2], ("7", "A", "b")),
+        (["7", "A", "-1", "b"], "7 A b -1", [0, 1, 3, 2], ("7", "A", "b", "-1")),
+        (["1", "-1", "1"], "-1 1", [1, 0, 1], ("-1", "1")),
+        (["1.0", "-1.0", "1.0"], "-1 1", [1, 0, 1], ("-1", "1")),
+        (["1.0", "-1.0", "1.0"], "0 1", [1, -1, 1], ("0", "1")),
+    ],
+)
+def test_a_file_of_names_makes_numbers_names(
+    labels: list[str],
+    names: str | None,
+    expected: list[int],
+    classes: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    options = {}
+    if names is not None:
+        (tmp_path / "names").write_text(names.replace(" ", "\n"))
+        options = {"classes": str(tmp_path / "names")}
+    assert scanned(csv_of(tmp_path, *labels), **options) == (expected, classes)
 
 
 @for_each(
@@ -189,16 +201,6 @@ def test_labels_that_may_mean_something_else_are_refused(
 ) -> None:
     with refused(UsageError, *facts):
         scanned(csv_of(tmp_path, *labels))
-
-
-def test_one_and_minus_one_may_be_names(tmp_path: Path) -> None:
-    (tmp_path / "names").write_text("-1\n1\n")
-    path = csv_of(tmp_path, "1", "-1", "1")
-    assert scanned(path, classes=str(tmp_path / "names")) == ([1, 0, 1], ("-1", "1"))
-    path = csv_of(tmp_path, "1.0", "-1.0", "1.0")
-    assert scanned(path, classes=str(tmp_path / "names")) == ([1, 0, 1], ("-1", "1"))
-    (tmp_path / "names").write_text("0\n1\n")
-    assert scanned(path, classes=str(tmp_path / "names")) == ([1, -1, 1], ("0", "1"))
 
 
 def test_a_list_in_a_cell_is_several_labels(tmp_path: Path) -> None:
@@ -237,15 +239,6 @@ def test_ffcv_has_missing_labels(tmp_path: Path) -> None:
     assert made(tmp_path, ("ffcv", path, {}))[0] == [2, -1, 0]
 
 
-def test_the_summary_says_how_several_labels_were_read(tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
-    path = csv_of(tmp_path / "src", "['a', 'b']", "b")
-    done = run_main(
-        *("convert", "table", path, tmp_path / "made", "--to", "lmdb", "--labels", "class")
-    )
-    assert "  labels    class: 2 names, first a=0\n" in done.stdout
-
-
 def test_the_summary_says_how_labels_were_read(tmp_path: Path) -> None:
     _, path, options = in_table(tmp_path, ["4", "", "2"], "csv")
     command = ["convert", "table", path, tmp_path / "made", "--to", "lmdb", "--label", "class"]
@@ -255,3 +248,6 @@ def test_the_summary_says_how_labels_were_read(tmp_path: Path) -> None:
     assert "  labels    class: none, 2 missing\n" in run_main(*command, "--force").stdout
     path.write_text("file_name,class\n0.png,4\n1.png,four\n")
     refuses(2, *command, "--force", facts=("four", "--classes"))
+    path.write_text("file_name,class\n0.png,\"['a', 'b']\"\n1.png,b\n")
+    command[-4:-2] = ["--labels", "class"]
+    assert "  labels    class: 2 names, first a=0\n" in run_main(*command, "--force").stdout

@@ -11,6 +11,7 @@ from typing import Any
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 import pytest
+from foreign import problems
 from helpers import jpeg, make_tree, png, run_main
 from refusals import refused, refuses
 
@@ -33,10 +34,6 @@ def write_zip(path: Path, files: Mapping[str, bytes], how: int = ZIP_DEFLATED) -
 
 def scan(path: str | Path, **options: Any) -> Any:
     return open_source("table", path, **options).scan()
-
-
-def problems(found: Any) -> dict[str, str]:
-    return {problem.path: problem.reason for problem in found.problems[""]}
 
 
 def loaded(path: Path) -> dict[str, tuple[bytes, int]]:

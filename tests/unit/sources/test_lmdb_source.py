@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign import write_lmdb
+from foreign import problems, write_lmdb
 from forked import end_helpers
 from helpers import png, run_main
 from refusals import refused
@@ -21,10 +21,6 @@ A, B, C = (png(8, 6, seed) for seed in range(3))
 
 def scan(path: Path, **options: Any) -> Any:
     return open_source("lmdb", path, **options).scan()
-
-
-def problems(found: Any) -> dict[str, str]:
-    return {problem.path: problem.reason for problem in found.problems[""]}
 
 
 def ocr(path: Path, **more: bytes) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from foreign import pixels_of, write_table
+from foreign import pixels_of, problems, write_table
 from helpers import invoke, jpeg, make_tree, png, run_main
 from refusals import refused, refuses
 
@@ -26,10 +26,6 @@ MASK = png(8, 6, 9, mode="L")
 
 def scan(path: str | Path, **options: Any) -> Any:
     return open_source("table", path, **options).scan()
-
-
-def problems(found: Any) -> dict[str, str]:
-    return {problem.path: problem.reason for problem in found.problems[""]}
 
 
 @pytest.fixture

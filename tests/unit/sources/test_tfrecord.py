@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tfrecord
 from crc32c import crc32c as reference
-from foreign import Features, write_tfrecord
+from foreign import Features, problems, write_tfrecord
 from helpers import png, run_main
 from refusals import refused
 from table import for_each
@@ -34,10 +34,6 @@ def scan(path: str | Path, **options: Any) -> Any:
 def labels(found: Any) -> list[str | None]:
     entries = found.splits[""].entries
     return [(found.classes or ())[each.label] if each.label >= 0 else None for each in entries]
-
-
-def problems(found: Any) -> dict[str, str]:
-    return {problem.path: problem.reason for problem in found.problems[""]}
 
 
 def imagenet(path: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import webdataset
+from foreign import problems
 from helpers import encoded, png, run_main
 from PIL import Image
 from refusals import refused
@@ -45,10 +46,6 @@ def rows(found: Any) -> list[tuple[str, bytes, str | None]]:
     return [
         (r.meta["path"], r.fields["png"], names[r.label] if r.label >= 0 else None) for r in records
     ]
-
-
-def problems(found: Any) -> dict[str, str]:
-    return {problem.path: problem.reason for problem in found.problems[""]}
 
 
 def test_folders_of_an_archive_may_be_classes(tmp_path: Path) -> None:

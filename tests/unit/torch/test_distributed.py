@@ -14,14 +14,12 @@ import torch.distributed
 from helpers import DEADLINE
 from loading import CROP, ROWS, SEED, Prints, Samples, prints, row_order
 from ranks import in_ranks
-from refusals import refused
 
 from shardkit import (
     BlockShuffle,
     EpochBatchSampler,
     IterableShardDataset,
     Rank,
-    UsageError,
     make_loader,
     open_dataset,
 )
@@ -189,27 +187,3 @@ def test_a_launcher_states_the_rank_in_the_environment(
     read = [row for step in zip(*ranks, strict=True) for rows in step for row in rows]
     order = row_order(shuffle=True, seed=SEED)
     assert read == order.rows(0, np.arange(ROWS - ROWS % world_size)).tolist()
-
-
-def test_an_impossible_rank_in_the_environment_is_an_error(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for rank, world_size, fact in (
-        ("one", "2", "RANK='one'"),
-        ("0", "", "WORLD_SIZE=''"),
-        ("2", "2", "rank=2 "),
-        ("-1", "2", "rank=-1 "),
-        ("0", "0", "world_size=0"),
-    ):
-        monkeypatch.setenv("RANK", rank)
-        monkeypatch.setenv("WORLD_SIZE", world_size)
-        with refused(UsageError, fact):
-            make_loader(open_dataset(root / "lmdb", decode=CROP), BATCH)
-
-
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
-def test_an_incomplete_environment_is_ignored(
-    root: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv(name, "1")
-    assert "rank 0 of 1" in repr(make_loader(open_dataset(root / "lmdb", decode=CROP), BATCH))

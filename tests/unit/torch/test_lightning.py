@@ -196,10 +196,15 @@ STOPS: list[Case] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "case"),
-    [*zip(itertools.cycle(("thread", "process", "helper")), STOPS, strict=False)],
+    [
+        ("thread", ("batch", STEPS + 2, {"reload_dataloaders_every_n_epochs": 1})),
+        *(
+            pytest.param(*values, marks=pytest.mark.slow)
+            for values in zip(itertools.cycle(("thread", "process", "helper")), STOPS)
+        ),
+    ],
 )
 def test_a_run_resumes_with_the_exact_next_batch(
     root: Path, undisturbed: list[Seen], tmp_path: Path, case: Case, engine: str
@@ -324,19 +329,6 @@ def test_a_function_may_make_the_loader_with_any_argument(root: Path, tmp_path: 
     assert labels.tolist() == dataset.targets[[3, 5]].tolist()
     with refused(UsageError, "shardkit.make_loader"):
         ShardDataModule(partial(list)).train_dataloader()
-
-
-def test_reloading_the_loaders_does_not_restart_the_order(
-    root: Path, undisturbed: list[Seen], tmp_path: Path
-) -> None:
-    saved = tmp_path / "saved.ckpt"
-    choices: dict[str, Any] = {"reload_dataloaders_every_n_epochs": 1}
-
-    before = fit(root, module(root, THREADS), StopAt("batch", STEPS + 2, saved), **choices)
-    after = fit(root, module(root, THREADS), checkpoint=saved, **choices)
-
-    assert before.seen == undisturbed[: STEPS + 2]
-    assert after.seen == undisturbed[STEPS + 2 :]
 
 
 LIMIT = 3

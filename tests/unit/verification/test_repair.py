@@ -49,33 +49,22 @@ def place(pristine: Path, tmp_path: Path) -> Path:
     return shutil.copytree(pristine / "lmdb", tmp_path / "made")
 
 
-def replace_by_link(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("nowhere")
+def replaced(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def harm(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return harm
 
 
-def replace_by_fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def replace_by_other(path: Path) -> None:
-    path.write_bytes(jpeg())
-
-
-def replace_by_link_to_folder(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("..")
-
-
-HARMS: dict[str, Callable[[Path], None]] = {
+HARMS: dict[str, Callable[[Path], object]] = {
     "missing": Path.unlink,
     "cut": cut,
     "flipped": flip,
-    "a dead link": replace_by_link,
-    "a FIFO": replace_by_fifo,
-    "another file": replace_by_other,
-    "a link to a folder": replace_by_link_to_folder,
+    "a dead link": replaced(lambda path: path.symlink_to("nowhere")),
+    "a FIFO": replaced(os.mkfifo),
+    "another file": lambda path: path.write_bytes(jpeg()),
+    "a link to a folder": replaced(lambda path: path.symlink_to("..")),
 }
 
 

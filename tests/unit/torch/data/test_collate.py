@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset, StackDataset, default_collate
 
 from shardkit import collate
 from shardkit.torch.data.collate import BatchView, Values, count
-from shardkit.torch.data.read_context import ReadContext, new_block, reading
 
 
 def make_view(count: int = 3) -> tuple[BatchView, torch.Tensor]:
@@ -84,20 +83,6 @@ def test_stack_dataset_accepts_views() -> None:
     ((first, one), (second, two)) = next(iter(DataLoader(stacked, batch_size=4)))
     assert torch.equal(first, second)
     assert one.tolist() == two.tolist() == [0, 1, 2, 3]
-
-
-def test_a_new_block_of_another_type_comes_from_the_loader_as_bytes() -> None:
-    asked = []
-
-    def allocate(shape: tuple[int, ...]) -> torch.Tensor:
-        asked.append(shape)
-        return torch.zeros(shape, dtype=torch.uint8)
-
-    with reading(ReadContext(seed=0, epoch=0, allocate=allocate)):
-        lent = new_block((2, 3), shared=True, dtype=torch.float32)
-    own = new_block((2, 3), shared=True, dtype=torch.float32)
-    assert asked == [(2, 12)]
-    assert (lent.dtype, lent.shape) == (own.dtype, own.shape) == (torch.float32, (2, 3))
 
 
 IMAGE, PICTURE = torch.zeros(3, 8, 8), Image.new("RGB", (4, 4))

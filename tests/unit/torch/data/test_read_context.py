@@ -305,7 +305,10 @@ def test_a_block_comes_from_the_loader_only_if_shared() -> None:
     with reading(ReadContext(seed=0, epoch=0, allocate=allocate)):
         assert new_block((2, 3), shared=True).shape == (2, 3)
         assert new_block((1, 3), shared=False).shape == (1, 3)
-    assert asked == [(2, 3)]
+        lent = new_block((2, 3), shared=True, dtype=torch.float32)
+    assert asked == [(2, 3), (2, 12)]  # in bytes
+    own = new_block((2, 3), shared=True, dtype=torch.float32)
+    assert (lent.dtype, lent.shape) == (own.dtype, own.shape) == (torch.float32, (2, 3))
     block = new_block((2, 3, 4), shared=True)
     assert (block.dtype, block.shape) == (torch.uint8, (2, 3, 4))
     assert block.is_contiguous()
