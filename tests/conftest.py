@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +78,20 @@ def with_native() -> None:
     """Skip a test where there is no compiled module."""
     if not compiled.is_available():
         pytest.skip("no compiled module")
+
+
+@pytest.fixture
+def third_party(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """Make the packages of tests/support/thirdparty importable here and in child processes."""
+    path = str(Path(__file__).parent / "support/thirdparty")
+    monkeypatch.syspath_prepend(path)
+    inherited = [path for path in (os.environ.get("PYTHONPATH"),) if path]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([path, *inherited]))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    yield path
+    for name in ("shardkit_csv", "shardkit_pack", "shardkit_zip"):
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
 
 
 @pytest.fixture

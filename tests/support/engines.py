@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
-import os
 import pickle
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -302,20 +300,6 @@ class Crew:
     def ends(self) -> None:
         """Wait until they have ended."""
         wait_until(lambda: not self.at_work(), "the end of all workers")
-
-
-def in_fork(work: Callable[[], bool]) -> None:
-    """Assert that ``work`` returns True in a fork of this process."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = 0 if work() else 2
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def opened(engine: str, dataset: Any, **options: Any) -> closing[Any]:

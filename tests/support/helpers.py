@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -200,6 +201,23 @@ def limit_memory(more: int) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def in_fork(work: Callable[[], object]) -> int:
+    """Call a function in a fork of this process; return its exit code, 0 unless it fails.
+
+    It fails by an error, or by returning False.
+    """
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = int(work() is False)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def invoke(*arguments: object) -> Result:

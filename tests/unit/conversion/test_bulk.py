@@ -25,6 +25,8 @@ from shardkit.record import Record
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
 from shardkit.system import native
 
+pytestmark = pytest.mark.usefixtures("with_native")
+
 ORDINARY = {
     "cat/0.jpg": jpeg(40, 30),
     "cat/1.jpg": jpeg(1, 1),
@@ -73,12 +75,6 @@ OTHERS = {
     "dog/end.png": SIGNATURE + HEADER + png_chunk(b"IDAT", DATA),
     "dog/picture.gif": encoded(picture(9, 9), "GIF"),
 }
-
-
-@pytest.fixture(autouse=True)
-def _compiled() -> None:
-    if native.module() is None:
-        pytest.skip(f"no compiled module: {native.describe()}")
 
 
 def expected(source: Images, row: int, recipe: Recipe) -> Prepared | None:

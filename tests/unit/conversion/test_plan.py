@@ -117,9 +117,14 @@ def test_equal_plans_have_equal_digests_wherever_the_source_is(tmp_path: Path) -
 
 def test_everything_that_affects_the_result_is_in_the_digest(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "photos")
-    scan = scan_imagefolder(root)
+
+    def digest(**options: Any) -> str:
+        given: dict[str, Any] = {"to": "lmdb", **options}
+        return make_plan(scan_imagefolder(root), ConvertOptions(**given)).fingerprint().digest
+
     options: list[dict[str, Any]] = [
         {},
+        {"to": "hdf5"},
         {"seed": 1},
         {"shuffle": False},
         {"limit": 2},
@@ -128,23 +133,13 @@ def test_everything_that_affects_the_result_is_in_the_digest(tmp_path: Path) -> 
         {"recipe": Recipe(quality=50)},
         {"recipe": Recipe(check="none")},
     ]
-    digests = [
-        make_plan(scan, ConvertOptions(to="lmdb", **given)).fingerprint().digest
-        for given in options
-    ]
-    digests.append(make_plan(scan, ConvertOptions(to="hdf5")).fingerprint().digest)
+    digests = [digest(**given) for given in options]
     os.utime(root / "cat/000.jpg", ns=(0, 0))
-    digests.append(
-        make_plan(scan_imagefolder(root), ConvertOptions(to="lmdb")).fingerprint().digest
-    )
+    digests.append(digest())
     (root / "empty").mkdir()
-    digests.append(
-        make_plan(scan_imagefolder(root), ConvertOptions(to="lmdb")).fingerprint().digest
-    )
+    digests.append(digest())
     (root / "cat/broken.jpg").symlink_to("nowhere")
-    digests.append(
-        make_plan(scan_imagefolder(root), ConvertOptions(to="lmdb")).fingerprint().digest
-    )
+    digests.append(digest())
     assert len(set(digests)) == len(digests)
 
 

@@ -39,6 +39,8 @@ from shardkit.system import compiled, native
 from shardkit.system.compiled import fill, fill_values, fill_views, read_stored
 from shardkit.torch.data.ops import Crop, ImageOp, as_crop_table, select_crop_table
 
+pytestmark = pytest.mark.usefixtures("with_native")
+
 OPERATIONS: dict[str, ImageOp] = {
     "crop": CenterCrop(24),
     "whole": CenterCrop((20, 24), resize=26),
@@ -49,12 +51,6 @@ OPERATIONS: dict[str, ImageOp] = {
     "resize": Resize((30, 20)),
     "enlarge": Resize((150, 170), filter="bicubic"),
 }
-
-
-@pytest.fixture(autouse=True)
-def _module() -> None:
-    if native.module() is None:
-        pytest.skip(f"no compiled module: {native.describe()}")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import DEADLINE
+from helpers import DEADLINE, in_fork
 from refusals import refused
 
 from shardkit import ShardkitError
@@ -47,18 +47,6 @@ def open_below(folder: Path) -> list[str]:
         if target.startswith(f"{folder}/"):
             found.append(target)
     return found
-
-
-def in_a_child(work: Callable[[], bool]) -> bool:
-    """Return what a function returns in a fork of this process."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = 0 if work() else 2
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_shard_gives_the_bytes_of_a_range(tmp_path: Path) -> None:
@@ -247,7 +235,7 @@ def test_a_child_reads_even_if_a_parents_thread_held_the_lock(tmp_path: Path) ->
         return not reader.is_alive() and shard_file(path, 10, "id").read(0, 1) == b"0"
 
     try:
-        assert in_a_child(read)
+        assert in_fork(read) == 0
     finally:
         leave.set()
         thread.join()
@@ -261,7 +249,7 @@ def test_a_child_does_not_keep_the_files_of_its_parent_open(tmp_path: Path) -> N
         before = open_below(tmp_path)
         return (before, shard_file(path, 10, "id").read(0, 10)) == ([], b"0123456789")
 
-    assert in_a_child(read)
+    assert in_fork(read) == 0
     assert shard_file(path, 10, "id").read(0, 10) == b"0123456789"
 
 
@@ -309,7 +297,7 @@ def test_too_many_open_files_are_no_damage(tmp_path: Path) -> None:
             return not isinstance(error, CorruptShard) and "too many files" in str(error)
         return False
 
-    assert in_a_child(refuses)
+    assert in_fork(refuses) == 0
 
 
 def maps_of(folder: Path) -> int:

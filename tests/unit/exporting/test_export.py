@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import (
     DEADLINE,
+    in_fork,
     invoke,
     jpeg,
     make_dataset,
@@ -296,12 +297,12 @@ def test_a_killed_export_leaves_nothing_in_place_and_a_rerun_completes(
     folder: Path, tmp_path: Path
 ) -> None:
     place = make_dataset(folder, tmp_path / "made")
-    child = os.fork()
-    if not child:
+
+    def killed() -> None:
         _kill_at_rename()
         export(place, tmp_path / "files")
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    assert in_fork(killed) == -signal.SIGKILL
     assert any(path.is_file() for path in tmp_path.glob(".*/**/*.jpg"))
     assert not (tmp_path / "files").exists()
     shown = invoke("export", place, tmp_path / "files")
@@ -316,12 +317,12 @@ def test_an_export_killed_after_its_last_step_is_done(
 ) -> None:
     place = make_dataset(folder, tmp_path / "made")
     command = ("export", place, tmp_path / "files", "--layout", layout)
-    child = os.fork()
-    if not child:
+
+    def killed() -> None:
         _kill_after_rename()
         export(place, tmp_path / "files", layout=layout)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    assert in_fork(killed) == -signal.SIGKILL
     before = tree(tmp_path / "files")
     for _ in range(2):
         done = run_main(*command)

@@ -19,13 +19,9 @@ from shardkit.registry import get_format
 from shardkit.system import native
 from shardkit.system.npy import npy_header
 
+pytestmark = pytest.mark.usefixtures("with_native")
+
 RAW_SHAPE = (2, 3, 3)
-
-
-@pytest.fixture(autouse=True)
-def _compiled() -> None:
-    if native.module() is None:
-        pytest.skip(f"no compiled module: {native.describe()}")
 
 
 @pytest.fixture(params=["hdf5", "lmdb", "webdataset"])

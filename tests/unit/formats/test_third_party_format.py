@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +17,7 @@ from shardkit import ShardDataset, convert, open_dataset
 from shardkit.errors import CorruptRecord
 from shardkit.testing import FormatConformance
 
-THIRD_PARTY = str(Path(__file__).parents[2] / "support" / "thirdparty")
-
-
-@pytest.fixture(autouse=True)
-def third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make the package importable here and in child processes."""
-    monkeypatch.syspath_prepend(THIRD_PARTY)
-    inherited = [path for path in (os.environ.get("PYTHONPATH"),) if path]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([THIRD_PARTY, *inherited]))
-    yield
-    sys.modules.pop("shardkit_zip", None)
-    importlib.invalidate_caches()
+pytestmark = pytest.mark.usefixtures("third_party")
 
 
 @pytest.mark.slow

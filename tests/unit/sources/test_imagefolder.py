@@ -19,21 +19,7 @@ JPEG = jpeg()
 PNG = png()
 
 SUFFIXES = (
-    *(
-        "jpg",
-        "jpeg",
-        "jpe",
-        "jfif",
-        "png",
-        "webp",
-        "bmp",
-        "gif",
-        "tif",
-        "tiff",
-        "ppm",
-        "pgm",
-        "pbm",
-    ),
+    *("jpg", "jpeg", "jpe", "jfif", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm"),
     *("pbm", "pnm", "avif", "jp2", "j2k", "tga", "dds", "psd", "qoi"),
 )
 

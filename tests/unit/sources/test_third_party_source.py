@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import importlib
 import json
-import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,7 @@ from refusals import refused
 from shardkit import UsageError, convert, open_dataset, open_source, verify
 from shardkit.testing import SourceConformance
 
-THIRD_PARTY = str(Path(__file__).parents[2] / "support" / "thirdparty")
-
-
-@pytest.fixture(autouse=True)
-def third_party(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make the package importable here and in child processes."""
-    monkeypatch.syspath_prepend(THIRD_PARTY)
-    inherited = [path for path in (os.environ.get("PYTHONPATH"),) if path]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([THIRD_PARTY, *inherited]))
-    yield
-    sys.modules.pop("shardkit_csv", None)
-    importlib.invalidate_caches()
+pytestmark = pytest.mark.usefixtures("third_party")
 
 
 def write_table(path: Path, rows: list[dict[str, str]]) -> Path:
@@ -96,29 +84,17 @@ def test_a_wrong_option_is_a_usage_error(table: Path, tmp_path: Path) -> None:
 
 
 def test_without_its_package_the_error_names_the_installed_sources(
-    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: Path, tmp_path: Path, third_party: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = open_source("csv", table, label_column="species")
     convert(source, tmp_path / "made", to="lmdb")
-    monkeypatch.setattr("sys.path", [path for path in sys.path if path != THIRD_PARTY])
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path != third_party])
     importlib.invalidate_caches()
     with refused(UsageError, "'csv'"):
         verify(tmp_path / "made", against=table)
 
 
 # A new source that can be attached is one file and one line in a registry.
-
-
-@pytest.fixture(autouse=True)
-def attachable_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Make the package importable here and in child processes."""
-    monkeypatch.syspath_prepend(THIRD_PARTY)
-    inherited = [path for path in (os.environ.get("PYTHONPATH"),) if path]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([THIRD_PARTY, *inherited]))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    yield
-    sys.modules.pop("shardkit_pack", None)
-    importlib.invalidate_caches()
 
 
 def write_pack(path: Path, images: Mapping[str, bytes]) -> Path:

@@ -12,3 +12,10 @@ from loading import make_datasets
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of 23 images in six shards, in each format."""
     return make_datasets(tmp_path_factory.mktemp("loading"))
+
+
+@pytest.fixture(params=["native", "python"])
+def implementation(request: pytest.FixtureRequest) -> None:
+    """What reads: the compiled module or Python."""
+    if request.param == "python":
+        request.getfixturevalue("without_native")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FORMATS, copy_dataset, make_dataset, make_folder, make_tree, tree
+from helpers import FORMATS, copy_dataset, in_fork, make_dataset, make_folder, make_tree, tree
 from hostile.forging import restate
 from pairwise import pairwise
 from refusals import refused
@@ -159,12 +159,12 @@ def test_a_directory_of_splits_is_refused(tmp_path: Path) -> None:
 
 def kill_in_reindex(place: Path) -> None:
     """Kill a process that is about to move a file of the index into place."""
-    child = os.fork()
-    if not child:
+
+    def killed() -> None:
         os.replace = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         reindex(place)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    assert in_fork(killed) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("split", ["", "train"])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FORMATS, jpeg, make_folder, make_tree, tree
+from helpers import FORMATS, in_fork, jpeg, make_folder, make_tree, tree
 from hostile.forging import forge, restate, with_meta
 from refusals import refused
 from repairing import cut, files_of, flip, healed, make, make_each, make_source
@@ -408,12 +408,12 @@ def test_repair_resumes_after_a_kill(photos: Path, place: Path, renames: int) ->
     before = tree(place)
     for name in files_of(place):
         flip(place / name)
-    child = os.fork()
-    if not child:
+
+    def killed() -> None:
         _kill_at_rename(renames)
         repair(place, photos)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+    assert in_fork(killed) == -signal.SIGKILL
     assert (place / ".shardkit-work" / "scratch").exists()
     healed(place, photos, before)
 

@@ -64,13 +64,6 @@ def planes(request: pytest.FixtureRequest, source: Path) -> Path:
     return make_dataset(source, source.parent / name, to=request.param, encode="planes")
 
 
-@pytest.fixture(params=["native", "python"])
-def implementation(request: pytest.FixtureRequest) -> None:
-    """What reads: the compiled module or Python."""
-    if request.param == "python":
-        request.getfixturevalue("without_native")
-
-
 @pytest.mark.usefixtures("implementation")
 def test_samples_equal_those_of_jpegs(kept: Path, planes: Path) -> None:
     fields = open_dataset(planes).manifest.fields

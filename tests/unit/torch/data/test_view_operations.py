@@ -102,13 +102,6 @@ def loaded(dataset: Any, engine: tuple[str, int] = ENGINES[0], **options: Any) -
     return make_loader(dataset, BATCH, engine=engine[0], num_workers=engine[1], **options)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=["native", "python"])
-def implementation(request: pytest.FixtureRequest) -> None:
-    """What reads: the compiled module or Python."""
-    if request.param == "python":
-        request.getfixturevalue("without_native")
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("implementation")
 def test_each_view_equals_its_operation_alone(path: Path) -> None:

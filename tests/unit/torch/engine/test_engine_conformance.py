@@ -34,7 +34,6 @@ from engines import (
     Numbers,
     failure_of,
     flat,
-    in_fork,
     make_even,
     open_loader,
     opened,
@@ -45,7 +44,7 @@ from engines import (
     take,
     through_json,
 )
-from helpers import FORMATS, wait_until
+from helpers import FORMATS, in_fork, wait_until
 from loading import BATCH, ROWS, SEED, close, crc, prints_of, row_order, same
 from refusals import refused
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
@@ -555,7 +554,7 @@ def test_a_fork_cannot_continue_its_parents_iteration_and_leaves_it_alone(
             loader.close()
             return again == squares()
 
-        in_fork(in_child)
+        assert in_fork(in_child) == 0
         found += [batch.tolist() for batch in batches]
         assert found == squares()
         assert [batch.tolist() for batch in loader] == squares()

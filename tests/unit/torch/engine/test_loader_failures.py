@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engines import WITH_PROCESSES, failure_of, in_fork, make_even
+from engines import WITH_PROCESSES, failure_of, make_even
 from forked import start_script
-from helpers import DEADLINE, encoded, make_dataset, make_tree, wait_until
+from helpers import DEADLINE, encoded, in_fork, make_dataset, make_tree, wait_until
 from loading import BATCH, ROWS
 from pairwise import pairwise
 from PIL import Image
@@ -467,4 +467,4 @@ def test_more_workers_than_the_system_permits_are_an_error(place: Path) -> None:
             process.join(DEADLINE / 2)
         return not multiprocessing.active_children()
 
-    in_fork(start_too_many)
+    assert in_fork(start_too_many) == 0

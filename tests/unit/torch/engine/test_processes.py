@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import in_fork
-from helpers import FORMATS, make_dataset, make_tree, png
+from helpers import FORMATS, in_fork, make_dataset, make_tree, png
 from loading import prints_of
 from torch.utils.data import DataLoader
 
@@ -99,7 +98,7 @@ def test_one_process_may_open_a_dataset_twice_and_its_forks_read_it(root: Path, 
     def read_in_fork(depth: int) -> bool:
         fine = list(two[:]) == expected
         if depth:
-            in_fork(lambda: read_in_fork(depth - 1))
+            assert in_fork(lambda: read_in_fork(depth - 1)) == 0
         return fine
 
     assert read_in_fork(2)
