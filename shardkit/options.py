@@ -198,7 +198,7 @@ def _require_flag(item: Option, value: object) -> None:
 def _require_path(name: str, type_: str, value: object) -> None:
     """Refuse an empty path, which `Path` takes for the current folder."""
     if "Path" in type_ and isinstance(value, str) and not value:
-        raise UsageError(f"{name} is empty", remedy="give a path or URL", where=name)
+        raise UsageError(f"{name} is empty", remedy="pass a path or URL", where=name)
 
 
 def require_integer(option: str, value: object, minimum: int | None = None) -> int:
@@ -261,7 +261,7 @@ def restored(kind: type[_Type], described: Mapping[str, Any]) -> _Type:
     """
     for item in options_of(kind):
         if item.parse is not None and isinstance(described.get(item.name), str):
-            raise TypeError(f"{item.name} is text, which only users write")
+            raise TypeError(f"{item.name} cannot be text")
     values = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in described.items()

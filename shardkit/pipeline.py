@@ -249,7 +249,7 @@ class _Conversion:
         with in_turn_if_large(*self.size):
             if self.info.kind and self.recipe.keeps_bytes and self.pixels == "rgb":
                 self._decode()  # raises if re-encoding would fail too
-                raise BadImage(f"it is an image of the format {self.info.kind}, {RE_ENCODE}")
+                raise BadImage(f"its format is {self.info.kind}, {RE_ENCODE}")
             change = self.recipe.plan(self.info, self.field, self.wanted)
             return self._kept(proven) if change is None else self._changed(change)
 
@@ -258,8 +258,8 @@ class _Conversion:
         recipe = self.recipe
         if self.field in LOSSY:
             raise BadImage(
-                f"a mask cannot be a {self.field} file, which changes values",
-                remedy="use PNG, or the kind image, as in --masks masks:image",
+                f"a mask cannot be a {self.field} file, because that changes values",
+                remedy="use PNG, or the image kind, as in --masks masks:image",
             )
         if view is None:
             upright = self.info.upright
@@ -268,7 +268,7 @@ class _Conversion:
             raise BadImage(
                 f"the mask is {self.size[0]} x {self.size[1]} pixels; its image is "
                 f"{view.stored[0]} x {view.stored[1]}",
-                remedy="if it should have another size, use the kind array or image",
+                remedy="if the sizes should differ, use the array or image kind",
             )
         _check_size(view.canvas)
         if not view.is_identity or self.field == FOREIGN_FIELD:
@@ -311,8 +311,8 @@ class _Conversion:
         pixels = crop_or_pad(self._scaled(change.size), rectangle, self._padding())
         if self.recipe.raw_shape and pixels.shape[:2] != self.recipe.box:
             raise BadImage(
-                f"it has {self.size[0]} x {self.size[1]} pixels, too few without enlarging or "
-                f"padding ({TOO_SMALL})"
+                f"it has {self.size[0]} x {self.size[1]} pixels, which is too small without "
+                f"enlarging or padding ({TOO_SMALL})"
             )
         content = encode(pixels, change.field, self._quality())
         view = Geometry(self.size, self.info.orientation, change.size, change.canvas)

@@ -57,7 +57,7 @@ CHECK_NOTES = frozenset(("damaged", "odd"))
 """The `NOTES` that result from decoding an image."""
 
 RE_ENCODE = (
-    f"which cannot be stored as it is; {setting('encode', 'jpeg')}, png or webp re-encodes it"
+    f"which cannot be stored unchanged; {setting('encode', 'jpeg')}, png or webp re-encodes it"
 )
 
 MORE_PIXELS = f"{setting('max_pixels')} raises it for {setting('resize')}"
@@ -208,7 +208,7 @@ class Recipe(RecipeOptions):
             raise UsageError(f"quality {self.quality} is not between 1 and 100")
         if self.quality is not None and self.encode in ("png", "raw", "planes"):
             raise UsageError(
-                f"quality has no effect with the encoding {self.encode}", remedy="leave one out"
+                f"quality has no effect with the {self.encode} encoding", remedy="leave one out"
             )
         self._check_pixels()
         if self.resize is not None and self.resize_mode is None:
@@ -228,11 +228,11 @@ class Recipe(RecipeOptions):
         has_one_size = self.resize is not None and self.resize_mode in ("crop", "pad", "stretch")
         if self.encode == "raw" and not has_one_size:
             raise UsageError(
-                "the encoding raw requires images of one size: resize to HxW in the mode crop, "
-                "pad or stretch"
+                "the raw encoding requires images of one size: resize to HxW with mode crop, pad "
+                "or stretch"
             )
         if math.prod(self.raw_shape or ()) >= 2**32:
-            raise UsageError("resize makes raw images of over 4 GiB each")
+            raise UsageError("resize would produce raw images of over 4 GiB each")
 
     def _check_pixels(self) -> None:
         if not 1 <= require_integer("channels", self.channels) <= MOST_CHANNELS:
@@ -242,7 +242,7 @@ class Recipe(RecipeOptions):
         encodings = _TYPED_ENCODINGS[self.pixels]
         if self.encode not in encodings:
             raise UsageError(
-                f"{setting('encode', self.encode)} cannot store the images of "
+                f"{setting('encode', self.encode)} cannot store images with "
                 f"{setting('pixels', self.pixels)}",
                 remedy=f"use {' or '.join(encodings)}, or {setting('pixels', 'rgb')}",
             )
@@ -253,7 +253,7 @@ class Recipe(RecipeOptions):
             )
         if self.dct_scaling:
             raise UsageError(
-                f"{setting('dct_scaling', True)} is for {setting('pixels', 'rgb')}",
+                f"{setting('dct_scaling', True)} requires {setting('pixels', 'rgb')}",
                 remedy=f"leave it out with {setting('pixels', self.pixels)}",
             )
         if self.pixels == "keep" and self.fill != WHITE:

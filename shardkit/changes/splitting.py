@@ -78,7 +78,7 @@ def save_rows(
         if others := [name for name in names if name not in lists and not is_temporary(name)]:
             listing = ", ".join(others[:5]) + (" ..." if len(others) > 5 else "")
             raise UsageError(
-                f"{target} holds other files ({listing});", remedy="choose a new folder"
+                f"{target} contains other files ({listing});", remedy="choose a new folder"
             )
         former = [target / name for name in names if name in lists and target / name not in texts]
         if former and not force:

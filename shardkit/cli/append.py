@@ -68,7 +68,7 @@ def _show(dataset: Path, appended: Appended, seconds: float) -> None:
     noun = record_noun(next(iter(appended.manifests.values())).fields_by_name)
     if not appended.images:
         say(
-            f"{dataset}: nothing to append: all {plural(noun)} are in the dataset "
+            f"{dataset}: nothing to append: all {plural(noun)} are already in the dataset "
             f"({amount(rows, 'row')})"
         )
     else:

@@ -147,7 +147,7 @@ def _show(archives: str, index_dir: Path, attached: Attached, seconds: float) ->
     what = "archive" if first.format == DEFAULT_ATTACHED else "file"
     what = "class folder" if first.is_loose else what
     shards = amount(sum(len(manifest.shards) for manifest in manifests), what)
-    result = "already holds the index of" if attached.unchanged else "now reads"
+    result = "already contains the index of" if attached.unchanged else "now reads"
     say(f"{index_dir} {result} {printable(archives)}")
     rows = sum(manifest.rows for manifest in manifests)
     line(

@@ -85,7 +85,9 @@ class _Sources(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            hint = source_hint(args[0]) or " No file or folder has this name, either: check it."
+            hint = (
+                source_hint(args[0]) or " No file or folder has this name either: check the name."
+            )
             raise hinted(error, ctx, hint) from error
 
 
@@ -133,11 +135,11 @@ class CommandOptions:
     def __post_init__(self) -> None:
         if self.dry_run and self.plan_only:
             raise UsageError(
-                f"{setting('dry_run')} writes nothing, --plan-only the plan", remedy="choose one"
+                f"{setting('dry_run')} and --plan-only cannot be combined", remedy="choose one"
             )
         if self.report is not None and (self.dry_run or self.plan_only):
             raise UsageError(
-                f"{setting('report')} needs a finished dataset;",
+                f"{setting('report')} requires a finished dataset;",
                 remedy="leave out --dry-run and --plan-only",
             )
 
@@ -190,7 +192,7 @@ def _require_report(path: Path, dst: Path) -> None:
     """Refuse ``--report`` where no report can be made or written."""
     if as_url(dst):
         raise UsageError(
-            f"{setting('report')} reads a local dataset;",
+            f"{setting('report')} requires a local dataset;",
             remedy=f"run `shardkit report` on a copy of {dst}",
         )
     require_own_output(path, "--report", load(f"{_REPORTING}.page:MARK"))

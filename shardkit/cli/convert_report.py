@@ -148,9 +148,9 @@ def show_converted(
     """
     if converted.unchanged or converted.plan is None:
         if src is None:
-            say(f"{dst} holds a complete dataset and no plan; nothing to commit")
+            say(f"{dst} contains a complete dataset and no plan; nothing to commit")
         else:
-            say(f"{dst} already holds the result of this command; nothing to do")
+            say(f"{dst} already contains the result of this command; nothing to do")
         return
     say(f"converted {src} to {dst}" if src else f"published {dst}")
     for name, manifest in converted.manifests.items():
@@ -224,8 +224,8 @@ def _show_loose(count: int) -> None:
     if count:
         line(
             "loose",
-            f"{amount(count, 'image')} next to the class folders, left out: move them into a class "
-            "folder, or convert them by themselves, without labels",
+            f"{amount(count, 'image')} next to the class folders, left out: move them into a "
+            "class folder, or convert them separately, without labels",
         )
 
 

@@ -49,9 +49,9 @@ def _show(first: Path, second: Path, differences: Differences) -> None:
 
 
 def _show_split(first: Path, second: Path, split: DatasetDifference) -> None:
-    how = "indexes compared, no record read"
+    how = "compared indexes only, read no records"
     if split.equal:
-        order = ", in another order" if split.reordered else ""
+        order = ", in a different order" if split.reordered else ""
         say(f"{first} and {second}: equal, {amount(split.rows[0], 'record')}{order} ({how})")
         return
     say(f"{first} -> {second} ({how})")
@@ -66,7 +66,7 @@ def _show_split(first: Path, second: Path, split: DatasetDifference) -> None:
         line("changed", f"{amount(len(split.changed), 'record')}: {named}")
         table([(record.key, ", ".join(record.fields)) for record in split.changed], limit=_LISTED)
     if split.reordered:
-        line("order", "the records that both have are in another order")
+        line("order", "the common records are in a different order")
 
 
 def _described(value: Any) -> str:

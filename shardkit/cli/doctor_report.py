@@ -89,12 +89,12 @@ def _lines(name: str, text: str, indent: int = _INDENT) -> list[str]:
 def _gpu(diagnosis: Diagnosis, profile: Profile) -> str:
     setup = profile.setup
     size = profile.setup.batch_size
-    rate = f"the loader ({_engine(setup)}) gives {_spread(diagnosis.delivered)}"
+    rate = f"the loader ({_engine(setup)}) delivers {_spread(diagnosis.delivered)}"
     if diagnosis.needed is None or profile.step_seconds is None or diagnosis.waiting is None:
         return (
             f"waits if a training step with a batch of {size} takes less than "
-            f"{_ms(size / diagnosis.delivered.median)}: {rate} images/s. Give the time of your "
-            "step: add --step-ms T or --model"
+            f"{_ms(size / diagnosis.delivered.median)}: {rate} images/s. To measure with your "
+            "step, add --step-ms T or --model"
         )
     needs = (
         f"a step of {_ms(profile.step_seconds)} with a batch of {size} needs "
@@ -104,7 +104,7 @@ def _gpu(diagnosis: Diagnosis, profile: Profile) -> str:
     return {
         "fed": f"does not wait for data: {needs}",
         "starved": f"waits {waits} of the time: {needs}",
-        "undecided": f"may wait, the rounds differ too much to tell: {needs}",
+        "undecided": f"may wait, but the rounds differ too much to tell: {needs}",
     }[diagnosis.status]
 
 
@@ -139,11 +139,11 @@ def _cause(cause: str, profile: Profile) -> str:
             text += f", {_stage(other, profile)} {profile.fraction(other):.0%}"
     text += f" (p50 {_ms(profile.p50)}, p95 {_ms(profile.p95)}); it "
     if stage.busy < WAITS:
-        text += "waits (for a disk, a network, a lock or a sleep) rather than computes"
+        text += "waits (for a disk, a network, a lock or a sleep) instead of computing"
     elif cause == "read":
         text += "copies from memory, so a faster disk does not help"
     elif cause not in OWN_CODE or profile.held < HOLDS:
-        text += "computes without the GIL, so threads suit it"
+        text += "computes without the GIL, so threads work well"
     else:
         text += (
             f"computes and holds the GIL {profile.held:.0%} of that time, so threads do not help"
@@ -177,7 +177,9 @@ def _line(name: str, line: Line) -> str:
 def _loop(loop: LoopDiagnosis) -> str:
     """Return how the loader slows the training loop, and which changes help."""
     part = min(1.0, loop.loop.median / loop.alone.median)
-    texts = [f"training reaches {_spread(loop.loop)} images/s, {part:.0%} of the step alone"]
+    texts = [
+        f"training reaches {_spread(loop.loop)} images/s, {part:.0%} of the rate of the step alone"
+    ]
     for rated in loop.remedies:
         if rated.verdict == "gain" and rated.rate is not None:
             gain = rated.rate.median / loop.loop.median
@@ -206,7 +208,7 @@ def _tail(tail: Tail) -> str:
         f"{_ms(tail.median)} each ({known} {', '.join(tail.examples)}); "
     )
     if tail.passing:
-        return text + "read again, they were fast: the storage hesitates"
+        return text + "they were fast on a second read: the storage stalls at times"
     return text + f"without them, the rate would be {tail.speedup:.1f} times as high"
 
 
@@ -250,11 +252,11 @@ def _trust(report: DoctorReport, diagnosis: Diagnosis) -> str:
     if (load is None or not load.disturbs) and rate.variation <= _NOISY:
         text = "good: "
     elif diagnosis.status == "fed":
-        text = "good, other programs only slow it down: "
+        text = "good; other programs only slow it down: "
     elif _starves_alone(diagnosis, load):
-        text = "good for the verdict, low for the figures: "
+        text = "good for the verdict but low for the figures: "
     else:
-        text = "low, repeat on an idle machine: "
+        text = "low; repeat on an idle machine: "
     if load is not None:
         text += f"other programs used {load.busy:.1f} of {amount(load.present, 'CPU')}; "
     text += f"{amount(rate.rounds, 'round')} vary by {rate.variation:.0%}"
@@ -310,7 +312,7 @@ def _next(report: DoctorReport, diagnosis: Diagnosis, profile: Profile) -> list[
         lines += _lines("", f"or remove what {_stage(diagnosis.cause, profile)} waits for")
     best = diagnosis.recommended
     if best is not None and best.enough == "no":
-        return lines + _lines("", "that is not enough, and nothing else that was measured is")
+        return lines + _lines("", "that is not enough, and nothing else that was measured helps")
     if lines:
         return lines
     if diagnosis.status == "fed":

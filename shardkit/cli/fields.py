@@ -99,7 +99,7 @@ def remove_command(run: Run, *, dataset: Path, names: tuple[str, ...]) -> None:
       shardkit fields remove dataset caption
     """
     changed = remove_fields(dataset, names)
-    already = "" if changed.written else " already, nothing to do"
+    already = "" if changed.written else " already; nothing to do"
     _report(run, dataset, changed, f"{', '.join(names)} removed{already}")
 
 
@@ -114,7 +114,7 @@ def undo_command(run: Run, *, dataset: Path) -> None:
     changed = undo_fields(dataset)
     text = "the last change was undone"
     if not changed.written:
-        text = "nothing to undo: the last change was undone already, or there was none"
+        text = "nothing to undo: the last change was already undone, or there was none"
     _report(run, dataset, changed, text)
 
 
@@ -132,7 +132,7 @@ def _change(run: Run, dataset: Path, source: Path, words: dict[str, Any], verb: 
     if words["dry_run"]:
         text = "nothing was written (--dry-run)"
     elif not changed.written:
-        text = f"{', '.join(changed.schema)}: {verb} already, nothing to do"
+        text = f"{', '.join(changed.schema)}: already {verb}; nothing to do"
     _report(run, dataset, changed, text)
 
 

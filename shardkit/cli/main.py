@@ -160,7 +160,7 @@ def _show_version(context: click.Context) -> None:
     compiled = native.describe()
     text = f"shardkit {__version__} (compiled module: {compiled})"
     if (licenses := native.PACKAGE / "licenses").exists():  # of what a wheel is linked with
-        text += f"\nlicenses of the libraries in it: {licenses}"
+        text += f"\nlicenses of the included libraries: {licenses}"
     fields = {"version": __version__, "compiled_module": compiled}
     run.report(lambda: fields, lambda: click.echo(text))
     run.end(0)

@@ -23,7 +23,7 @@ class LocalOrUrl(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path."""
         if value == "" and param is not None:
-            raise click.BadParameter("it is empty: give a path or URL", ctx, param)
+            raise click.BadParameter("it is empty: pass a path or URL", ctx, param)
         return super().convert(value, param, ctx)
 
 

@@ -73,7 +73,7 @@ def record_noun(schema: Schema) -> str:
 def some(names: Sequence[str], limit: int = 8, *, counted: bool = True) -> str:
     """Return the first ``limit`` names, separated by commas, and perhaps the number of all."""
     text = ", ".join(printable(name) for name in names[:limit])
-    more = f" ... ({len(names):,} in all)" if counted else " ..."
+    more = f" ... ({len(names):,} in total)" if counted else " ..."
     return text + (more if len(names) > limit else "")
 
 
@@ -82,8 +82,8 @@ _NOTES = {
     "odd": "with harmless JPEG faults, such as extra bytes; readers decode them as Pillow does",
     "damaged": "with lost JPEG data, due to --tolerate-damage; readers decode them as Pillow does",
     "dropped": "lost boxes or keypoints that the crop cut off; --resize-mode pad keeps them all",
-    "frames": "with several frames or pages; readers take the first",
-    "small": "smaller than the size that an earlier conversion asked for",
+    "frames": "with several frames or pages; readers use the first",
+    "small": "smaller than the target size of an earlier conversion",
 }
 
 
@@ -102,7 +102,7 @@ def _small(is_one: bool, recipe: Mapping[str, Any]) -> str:
     if recipe["resize_mode"] in ("crop", "stretch"):  # in other modes, sizes vary anyway
         text += (
             f" and {'keeps its size' if is_one else 'keep their sizes'}: loaders cannot stack "
-            "whole images of several sizes"
+            "whole images of different sizes"
         )
     return f"{text}; --enlarge scales {'it' if is_one else 'them'} up"
 

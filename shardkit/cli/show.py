@@ -61,7 +61,7 @@ class ShowOptions(Options):
         if self.output is not None:
             if self.output.suffix.lower() != ".png":
                 raise UsageError(
-                    f"{setting('output')} {self.output}: a picture is a file named *.png"
+                    f"{setting('output')} {self.output}: the name of a picture must end in .png"
                 )
             require_own_output(self.output, "--output", _MARK)
 
@@ -85,7 +85,7 @@ def show_command(run: Run, options: ShowOptions, *, dataset: Path, record: str |
     """
     if record is not None and (options.class_name is not None or options.count is not None):
         raise UsageError(
-            "RECORD names one record;", remedy="leave out --class and --random", where="RECORD"
+            "RECORD selects one record;", remedy="leave out --class and --random", where="RECORD"
         )
     shards = open_shards(dataset)
     if options.output is not None and IMAGE not in shards.schema:

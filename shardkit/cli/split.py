@@ -64,14 +64,14 @@ def split_command(
     if (out / (MANIFEST_NAME if to is None else "train.txt")).exists():
         content = "datasets" if to is None else "lists"
         raise UsageError(
-            f"{out} holds the {content} of another split;", remedy="choose a folder with --out"
+            f"{out} contains the {content} of another split;", remedy="choose a folder with --out"
         )
     division = vars(rule) | vars(more)
     rows = split(dataset, **division)
     if to is None:
         if out.resolve().is_relative_to(dataset.resolve()):
             raise UsageError(
-                f"{out} is inside of the dataset;", remedy="choose another folder with --out"
+                f"{out} is inside the dataset;", remedy="choose another folder with --out"
             )
         paths = save_rows(rows, dataset, out, force=options.force)
     else:

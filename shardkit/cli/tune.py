@@ -130,12 +130,12 @@ def tune_command(run: Run, options: CommandOptions, more: MoreOptions, *, datase
 def _find_batch_size(dataset: Path, options: CommandOptions, memory: int | None) -> FoundBatchSize:
     if options.batch_size != _AUTO:
         raise UsageError(
-            f"{setting('memory')} limits --batch-size auto",
-            remedy="add that, or leave --memory out",
+            f"{setting('memory')} requires --batch-size auto",
+            remedy="add it, or leave out --memory",
         )
     if options.model is None:
         raise UsageError(
-            f"{setting('batch_size')} auto runs training steps",
+            f"{setting('batch_size')} auto requires a model",
             remedy="add --model, such as --model nets:resnet",
         )
     trained = partial(_model_and_sample, dataset, options.decode, options.transform, options.model)
@@ -151,7 +151,7 @@ def _model_and_sample(
     image = opened[0][0]
     if not hasattr(image, "to"):
         raise UsageError(
-            f"the images are of type {type(image).__name__}: --batch-size auto needs tensors, such "
-            "as --decode 'RandomResizedCrop(224)'"
+            f"the images are of type {type(image).__name__}: --batch-size auto needs tensors, as "
+            "with --decode 'RandomResizedCrop(224)'"
         )
     return make_model(model), image

@@ -37,7 +37,7 @@ def copied(run: Run, source: Path, copies: Copies, dataset: Path | None = None) 
         return source
     if copies.cache is None:
         raise UsageError(
-            f"{as_url(source)} is a URL", remedy="name a local folder for a copy with --cache"
+            f"{as_url(source)} is a URL", remedy="pass --cache DIR to copy it to a local folder"
         )
     url, at, root = _with_root(source)
     with progress_bar(run, "copying") as tally:
@@ -59,7 +59,7 @@ def require_root(source: Path, root: str | None) -> None:
     if as_url(source) is not None and root is None and not _with_root(source)[2]:
         raise UsageError(
             f"only the table itself is copied from {as_url(source)};",
-            remedy="name the folder of its images: --root DIR",
+            remedy="pass the folder of its images with --root DIR",
         )
 
 

@@ -149,13 +149,13 @@ def _show_source(source: SourceReport, result: Verification) -> None:
         if not result.converted:
             equal = "every byte matches"
         if result.replaced:
-            equal += f", except for what replaced {name_list(result.replaced)} later"
+            equal += f", except for the later replacements of {name_list(result.replaced)}"
         line("source", f"{files}: each present once, {equal}")
         return
     line(
         "source",
-        f"{files}: each present once; {source.same:,} match exactly, {source.alike:,} but for "
-        f"library versions (PSNR at least {source.least_psnr:.1f} dB)",
+        f"{files}: each present once; {source.same:,} match exactly, and {source.alike:,} except "
+        f"for library versions (PSNR at least {source.least_psnr:.1f} dB)",
     )
 
 

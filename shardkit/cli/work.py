@@ -28,8 +28,8 @@ def _task(ctx: click.Context, _: click.Parameter, value: int | None) -> int | No
         return value
     if not (text.isascii() and text.isdigit()):
         raise click.UsageError(
-            f"{_TASK_VARIABLE} is {quoted(text)}, not the number of a task: unset it, or choose "
-            "--task N or --claim",
+            f"{_TASK_VARIABLE} is {quoted(text)}, not a task number: unset it, or pass --task N "
+            "or --claim",
             ctx,
         )
     return int(text)
@@ -78,7 +78,7 @@ def work_command(run: Run, options: CommandOptions, *, dst: Path) -> None:
     }
     if not work(dst, **words) and run.is_text:
         say(
-            "no task is left to claim: once all jobs have ended, run "
-            f"{as_command('commit', as_url(dst) or dst)}, or build what killed ones left "
-            "with --take-over"
+            "no task is left to claim. Once all jobs have ended, run "
+            f"{as_command('commit', as_url(dst) or dst)}, or use --take-over to build the tasks of "
+            "killed jobs"
         )

@@ -52,6 +52,6 @@ def _pixels(data: bytes, _: int, opener: str, mode: str, size: list[int]) -> byt
     image = load(opener)(io.BytesIO(data))
     image.load()
     if (image.mode, *image.size) != (mode, *size):
-        raise BadImage(f"it is {image.width} x {image.height} {image.mode}, not what it states")
+        raise BadImage(f"it is {image.width} x {image.height} {image.mode}, not what it declares")
     content: bytes = image.tobytes()
     return content

@@ -138,7 +138,7 @@ def open_foreign(file: BinaryIO) -> Image.Image:
     pixels = image.width * image.height
     if image.format in _SLOW and pixels > _SLOW_PIXELS:
         raise BadImage(
-            f"it states {image.width} x {image.height} pixels, over the limit of {_SLOW_PIXELS} "
+            f"it declares {image.width} x {image.height} pixels, over the limit of {_SLOW_PIXELS} "
             f"for {image.format} images"
         )
     if any(tile[0] == "fits_gzip" for tile in getattr(image, "tile", ())):
@@ -164,7 +164,7 @@ def refuse_unread(file: BinaryIO) -> None:
     match = _MAGIC.match(head)
     name = (match.lastgroup or "") if match else _raw_tiff(file, head)
     if head.startswith(b"version https://git-lfs"):
-        raise BadImage("it is a pointer of Git LFS", remedy="get the image with `git lfs pull`")
+        raise BadImage("it is a Git LFS pointer", remedy="get the image with `git lfs pull`")
     if not name:
         return
     what = ("camera " * name.startswith("raw") + name).replace("_", " ")

@@ -500,7 +500,7 @@ def _decode_by_pillow(
     with loaded(data, field, how.at_least) as image:
         shape = (image.height, image.width, 3)
         if out is not None and out.shape != shape:
-            raise WrongSizeError(f"it is {shape[1]} x {shape[0]} pixels, not of the expected size")
+            raise WrongSizeError(f"it is {shape[1]} x {shape[0]} pixels, not the expected size")
         return _put(image, how.background, np.empty(shape, np.uint8) if out is None else out)
 
 
@@ -509,7 +509,7 @@ def _decode_coding(
 ) -> Pixels:
     width, height = stated_size(data, field)
     if out is not None and out.shape != (height, width, 3):
-        raise WrongSizeError(f"it is {width} x {height} pixels, not of the expected size")
+        raise WrongSizeError(f"it is {width} x {height} pixels, not the expected size")
     return coding.decode(data, None, out)
 
 
@@ -527,7 +527,7 @@ def loaded(
         with as_bad_image("it cannot be decoded", image.width * image.height):
             image.load()
         if field == "png" and _may_lack_rows(image, data) and not png_is_whole(data):
-            raise BadImage("it is damaged: its packed data end before its last row")
+            raise BadImage("it is damaged: its data ends before its last row")
         yield image
 
 
@@ -611,7 +611,7 @@ def _check_tiles(image: Image.Image) -> None:
     for tag, side in (322, image.width), (323, image.height):
         tile = tags.get(tag, 0)
         if isinstance(tile, int) and tile > max(_TILE, side + 15):
-            raise BadImage(f"it states tiles of {tile} pixels for a side of {side} pixels")
+            raise BadImage(f"it declares {tile}-pixel tiles for a side of {side} pixels")
 
 
 def _put(image: Image.Image, background: Color, out: Pixels) -> Pixels:

@@ -80,13 +80,13 @@ def check_size(
     the fewest packed bytes of a pixel; 0 if its compression has no limit. Raises BadImage if so.
     """
     pixels = width * height
-    size = f"it states {width} x {height} pixels"
+    size = f"it declares {width} x {height} pixels"
     most = _most_pixels.get()
     if pixels > most:
         raise TooManyPixels(f"{size}, over the limit of {most}")
     if pixels * pixel_bytes > _PIXEL_BYTES * most:
         raise BadImage(
-            f"{size} of {pixel_bytes} bytes, over the limit of {_PIXEL_BYTES * most} bytes"
+            f"{size} with {pixel_bytes} bytes each, over the limit of {_PIXEL_BYTES * most} bytes"
         )
     if pixels * pixel_bytes > _SMALL_BYTES and pixels * least_packed > packed:
         raise BadImage(f"{size}, which do not fit in its {packed} bytes: it is damaged")

@@ -240,14 +240,14 @@ def _power(count: int) -> int:
 def _layout(record: bytes | memoryview) -> _Layout:
     match = _PATTERN.match(bytes(record[:_HEADER_BYTES]))
     if match is None:
-        raise BadImage("it has no header of a Y4M file as shardkit writes it")
+        raise BadImage("it does not have the Y4M header that shardkit writes")
     text = match[4].replace(b" X", b"")
     checksums = np.frombuffer(base64.b64decode(text), "<u4").tolist()
     layout = _Layout(int(match[1]), int(match[2]), match[3].decode(), match.end(), checksums)
     size = layout.start + sum(height * width for height, width in layout.sides)
     if len(record) != size:
         raise BadImage(
-            f"it has {len(record):,} bytes; its header states {layout.width} x {layout.height} "
+            f"it has {len(record):,} bytes; its header declares {layout.width} x {layout.height} "
             f"pixels of {layout.chroma}, which take {size:,}"
         )
     return layout

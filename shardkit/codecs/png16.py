@@ -55,9 +55,9 @@ def png_header(data: bytes | memoryview) -> PngHeader:
         raise BadImage("it is damaged: its header is incomplete")
     width, height, depth, color, _, _, interlace = _HEAD.unpack_from(data, 16)
     if color not in PNG_CHANNELS:
-        raise BadImage(f"it is damaged: its header states the color type {color}")
+        raise BadImage(f"it is damaged: its header declares the color type {color}")
     if not width * height:
-        raise BadImage(f"it is damaged: its header states {width} x {height} pixels")
+        raise BadImage(f"it is damaged: its header declares {width} x {height} pixels")
     key = b""
     for _, kind, content in png_chunks(memoryview(data)):
         if kind == b"IDAT":
@@ -88,7 +88,7 @@ def decode_png16(data: bytes | memoryview, header: PngHeader) -> npt.NDArray[np.
     if not header.key:
         return pixels
     if len(header.key) != 2 * channels or channels not in (1, 3):
-        raise BadImage("it is damaged: its chunk tRNS does not fit its color type")
+        raise BadImage("it is damaged: its tRNS chunk does not fit its color type")
     opaque = (pixels != np.frombuffer(header.key, ">u2")).any(axis=2, keepdims=True)
     return np.concatenate([pixels, np.where(opaque, np.uint16(65535), np.uint16(0))], axis=2)
 
@@ -110,11 +110,11 @@ class _Unpacked:
                 if not self._rest:
                     self._rest = next(self._packed, b"")
                     if not self._rest:
-                        raise BadImage("it is damaged: its packed data end before its last row")
+                        raise BadImage("it is damaged: its data ends before its last row")
                 content += self._unpacker.decompress(self._rest, size - len(content))
                 self._rest = self._unpacker.unconsumed_tail
                 if self._unpacker.eof and len(content) < size:
-                    raise BadImage("it is damaged: its packed data end before its last row")
+                    raise BadImage("it is damaged: its data ends before its last row")
         except zlib.error as error:
             raise BadImage(f"it is damaged: {error}") from error
         return content

@@ -219,14 +219,14 @@ def check_png(data: bytes | memoryview) -> None:
     for at, kind, content in png_chunks(memoryview(data)):
         end = kind
         if (kind == b"IHDR") != (at == _SIGNATURE):
-            raise BadImage("it is damaged: IHDR is not its first chunk, or not the only one")
+            raise BadImage("it is damaged: IHDR is not its first chunk, or occurs more than once")
         checksum = data[at + 8 + len(content) : at + 12 + len(content)]
         if kind == b"IEND":
             return
         if zlib.crc32(content, zlib.crc32(kind)) != int.from_bytes(checksum, "big"):
-            raise BadImage(f"it is damaged: the checksum of its chunk {_name(kind)} is wrong")
-    last = f" after its chunk {_name(end)}" if end else ""
-    raise BadImage(f"it is damaged: it ends{last}, without the chunk IEND")
+            raise BadImage(f"it is damaged: the checksum of its {_name(kind)} chunk is wrong")
+    last = f" after its {_name(end)} chunk" if end else ""
+    raise BadImage(f"it is damaged: it ends{last}, without an IEND chunk")
 
 
 class PlainPng(NamedTuple):

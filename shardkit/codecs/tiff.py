@@ -45,7 +45,7 @@ def decode_tiff(data: bytes | memoryview) -> npt.NDArray[Any] | None:
     """
     pages = [page for page in tiff_pages(data) if not page.is_secondary]
     if not pages:
-        raise BadImage("it has no page but reduced versions and masks")
+        raise BadImage("it contains only reduced versions and masks")
     if len({(page.width, page.height, page.dtype) for page in pages}) > 1:
         raise BadImage(
             f"its {len(pages)} pages differ in size or type", remedy="convert each separately"
@@ -71,7 +71,7 @@ def _decode_pages(data: bytes | memoryview, pages: list[TiffPage]) -> npt.NDArra
     size = shape[0] * shape[1] * sum(page.pixel_bytes for page in pages)
     values = read_npy(call(_decode, bytes(data), size, shape))
     if values.shape != shape:
-        raise BadImage(f"its pixels have the shape {values.shape}, which it does not state")
+        raise BadImage(f"its pixels have the shape {values.shape}, which it does not declare")
     return values
 
 
@@ -106,7 +106,7 @@ def _decode(data: bytes, _: int, shape: tuple[int, int, int]) -> bytearray:
             at += plane.shape[2]
             del plane  # there is memory for one
     if at != shape[2]:
-        raise BadImage(f"it has {at} channels, and states {shape[2]}")
+        raise BadImage(f"it has {at} channels, but declares {shape[2]}")
     return content
 
 
@@ -115,5 +115,5 @@ def _with_channels(values: npt.NDArray[Any], axes: str) -> npt.NDArray[Any]:
     if axes == "YX":
         return values[:, :, None]
     if axes not in ("YXS", "SYX"):
-        raise BadImage(f"its pixels have the axes {axes}, and only YX, YXS and SYX are images")
+        raise BadImage(f"its pixels have the axes {axes}, but only YX, YXS and SYX are images")
     return values if axes == "YXS" else np.moveaxis(values, 0, 2)

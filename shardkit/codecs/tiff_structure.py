@@ -180,13 +180,13 @@ def _check_page(data: memoryview, tags: Tags) -> TiffPage:
         compression=_one(tags, _COMPRESSION, 1),
     )
     if not 0 < page.bits <= 64 or 0 in page[:4]:
-        raise BadImage(f"it states {width} x {height} pixels of {samples} x {page.bits} bits")
+        raise BadImage(f"it declares {width} x {height} pixels of {samples} x {page.bits} bits")
     check_tiff_size([page], len(data))
     if _TILE_WIDTH in tags or _TILE_OFFSETS in tags:
         sides = _one(tags, _TILE_WIDTH), _one(tags, _TILE_HEIGHT)
         for tile, side in zip(sides, (width, height), strict=True):
             if not 0 < tile <= max(_TILE, side + 15):
-                raise BadImage(f"it states tiles of {tile} pixels for a side of {side} pixels")
+                raise BadImage(f"it declares {tile}-pixel tiles for a side of {side} pixels")
         kinds = _TILE_OFFSETS, _TILE_COUNTS
         needed = math.prod(-(-side // tile) for side, tile in zip(page[:2], sides, strict=True))
     else:
@@ -195,14 +195,14 @@ def _check_page(data: memoryview, tags: Tags) -> TiffPage:
     offsets, counts = (tags.get(kind, ()) for kind in kinds)
     needed *= samples if _one(tags, _PLANAR, 1) == 2 else 1
     if len(offsets) != needed or len(counts) != needed:
-        raise BadImage(f"it has {len(offsets)} strips or tiles, where its size needs {needed}")
+        raise BadImage(f"it has {len(offsets)} strips or tiles, but its size needs {needed}")
     if any(start + size > len(data) for start, size in zip(offsets, counts, strict=True)):
         raise BadImage("its pixels are outside the file: it is truncated or damaged")
     packed = -(-width * samples * page.bits // 8) * height
     if sum(counts) > len(data) + 2 * width * height * page.pixel_bytes:
-        raise BadImage(f"its strips or tiles share bytes: together they have {sum(counts)}")
+        raise BadImage(f"its strips or tiles share bytes: together they declare {sum(counts)}")
     if page.compression == 1 and sum(counts) < packed:
-        raise BadImage(f"it has {sum(counts)} bytes of pixels, and its size needs {packed}")
+        raise BadImage(f"it has {sum(counts)} bytes of pixels, but its size needs {packed}")
     return page
 
 

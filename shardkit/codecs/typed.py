@@ -123,7 +123,7 @@ def decode_gray(
         kind = ImageType.of(pixels)
         if kind.dtype not in ("uint8", "uint16") or kind.channels not in (1, 3):
             raise BadImage(
-                f"it is {kind}, which has no 8-bit gray image",
+                f"it is {kind}, which cannot become 8-bit gray",
                 remedy=f"use {setting('pixels', 'keep')}",
             )
         narrow = (pixels >> 8 if kind.dtype == "uint16" else pixels).astype(np.uint8)
@@ -187,7 +187,7 @@ def _stated_type(data: bytes | memoryview, field: str) -> ImageType:
         head = bytes(data[:4096])
         match = _WIDE_COLOR.match(head)
         if match and int(match[1]) > 255:
-            raise BadImage("it is a PPM of 16 bits in color;", remedy="convert it to PNG or TIFF")
+            raise BadImage("it is a 16-bit color PPM;", remedy="convert it to PNG or TIFF")
     with opened(data, field) as image:
         return _type_of(image)
 
@@ -196,8 +196,8 @@ def _type_of(image: Image.Image) -> ImageType:
     """Return the type that `_converted` gives an image of Pillow."""
     if image.info.get("bits", 8) > 8:  # of HEIF and JPEG XL, which Pillow does not hold
         raise BadImage(
-            f"it has {image.info['bits']} bits, of which 8 would be kept",
-            remedy=f"use {setting('pixels', 'rgb')}, or a PNG or TIFF file of 16 bits",
+            f"it has {image.info['bits']} bits, but only 8 would be kept",
+            remedy=f"use {setting('pixels', 'rgb')}, or a 16-bit PNG or TIFF file",
         )
     mode = "I;16" if image.mode.startswith("I;16") else image.mode
     if mode == "I" and image.format in _WIDE:
@@ -269,7 +269,7 @@ def _not_rgb(info: ImageInfo) -> BadImage:
     channels = info.pixels.channels
     if moved := describe_moved(info):
         return BadImage(f"it has {moved}")
-    remedy = f"store it with {setting('pixels', 'keep')}, or as a field of the kind array"
+    remedy = f"store it with {setting('pixels', 'keep')}, or as an array field"
     if channels > _MOST_COLORS:
         return BadImage(f"it has {channels} channels, not 1 to 4: {remedy}")
     example = ", as in (255 * x).round().astype('uint8')" if info.pixels.values.kind == "f" else ""

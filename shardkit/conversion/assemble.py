@@ -136,7 +136,7 @@ def _stored_names(
             entries = segment.rows if name == IMAGE else segment.apart[name]
             codes = np.bincount(entries["field"], minlength=len(STORED_KINDS)).tolist()
             if len(codes) > len(STORED_KINDS):
-                raise damaged_index(f"it states a kind for {quoted(name)} that is unknown")
+                raise damaged_index(f"it declares an unknown kind for {quoted(name)}")
             for kind, count in zip(STORED_KINDS, codes, strict=True):
                 if kind != ABSENT:
                     counts[image_name(name, kind)] = count

@@ -88,7 +88,7 @@ def exclude_listed(scan: Scan, lists: Sequence[str | Path]) -> Scan:
     for split, keys in chosen.items():
         images = splits[split]
         if len(keys) == len(images):
-            raise UsageError(f"{setting('exclude')} leaves no image of {_location(scan, [split])}")
+            raise UsageError(f"{setting('exclude')} leaves no images in {_location(scan, [split])}")
         paths = [entry.path for entry in images.entries if entry.key in keys]
         left_out = [Problem(path=path, reason=EXCLUDED) for path in paths]
         ignored[split] = [*ignored.get(split, ()), *left_out]
@@ -114,7 +114,7 @@ def _splits_of(scan: Scan, text: str) -> tuple[Sequence[str], str]:
     named = f"{next(iter(scan.splits))}=FILE"
     raise UsageError(
         f"{setting('exclude', text)}: {scan.source} has the splits {name_list(scan.splits)};",
-        remedy=f"name that of the list: {setting('exclude', named)}",
+        remedy=f"specify the split of the list: {setting('exclude', named)}",
     )
 
 

@@ -124,12 +124,12 @@ def _describe(name: str, before: Any, now: Any) -> str:
         return f"{name if name != 'classes' else 'the classes or their order'} differ"
     if name.startswith("--"):
         name = setting(name[2:].replace("-", "_"))
-    return f"{name} was {_value(before)} and is {_value(now)}"
+    return f"{name} was {_value(before)} and is now {_value(now)}"
 
 
 def _value(value: Any) -> str:
     if isinstance(value, bool) or value is None:
-        return {None: "not given", True: "on", False: "off"}[value]
+        return {None: "not set", True: "on", False: "off"}[value]
     if isinstance(value, list):
         return ("x" if len(value) == 2 else ", ").join(map(str, value))
     return str(value)

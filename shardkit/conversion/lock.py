@@ -212,5 +212,5 @@ def require_dead(target: Path, owner: str) -> bytes:
     raise UsageError(
         f"another conversion is writing into {path.parent.parent}: process {process} on "
         f"{machine}. This file system has no locks",
-        remedy=f"If that process no longer runs, remove {path}.",
+        remedy=f"If that process is no longer running, remove {path}.",
     )

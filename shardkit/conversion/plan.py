@@ -266,7 +266,7 @@ def make_plan(scan: Scan, options: ConvertOptions, *, sorted_already: bool = Fal
     if not (options.recipe.keeps_bytes or any(f.type.is_picture for f in scan.schema.values())):
         raise UsageError(
             "the source has no images to change",
-            remedy=f"leave out options for images, such as {setting('resize')}",
+            remedy=f"leave out image options, such as {setting('resize')}",
         )
     _require_few_classes(scan.schema)
     storage = get_format(options.to)
@@ -296,9 +296,9 @@ def plan_rgb(scan: Scan, recipe: Recipe, sources: Iterable[Images]) -> tuple[Sca
     typed = [field.pixels for field in scan.schema.values() if field.pixels is not None]
     if typed:
         raise UsageError(
-            f"{scan.source} has images of {typed[0]}",
-            remedy=f"give {setting('pixels', 'keep')}, or {setting('pixels', 'gray')}, to "
-            "change them",
+            f"the images of {scan.source} are {typed[0]}",
+            remedy=f"to change them, use {setting('pixels', 'keep')} or "
+            f"{setting('pixels', 'gray')}",
         )
     return scan, recipe
 
@@ -308,9 +308,9 @@ def _require_few_classes(schema: Schema) -> None:
         count = len(schema_field.classes or ())
         if len(dump_json(schema_field.classes)) > CLASS_BYTES:
             raise UsageError(
-                f"the {count:,} class names of {name} have over {in_words(CLASS_BYTES)}",
-                remedy="if each row has a class of its own, store the value as another field, "
-                f"such as with {setting('keep')}",
+                f"the {count:,} class names of {name} take more than {in_words(CLASS_BYTES)}",
+                remedy="if each row has its own class, store the value as another field, for "
+                f"example with {setting('keep')}",
             )
 
 

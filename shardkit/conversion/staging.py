@@ -157,7 +157,7 @@ class StagingDirectory:
             if not force:
                 self.discard()
                 raise UsageError(
-                    f"{self.target} now holds the dataset of an earlier run, which was "
+                    f"{self.target} now contains the dataset of an earlier run, which was "
                     "interrupted while publishing it;",
                     remedy=f"{setting('force', True)} replaces it",
                 )
@@ -169,7 +169,7 @@ class StagingDirectory:
                 done = self.count_finished()
                 shards = f", discarding {done:,} finished shard{'s' * (done != 1)}" if done else ""
                 raise UsageError(
-                    f"{self.target} holds an unfinished conversion, which this command cannot "
+                    f"{self.target} contains an unfinished conversion, which this command cannot "
                     f"resume: {'; '.join(reasons)}.",
                     remedy=f"{setting('force', True)} starts over{shards}",
                 )
@@ -514,13 +514,13 @@ def check_target(target: Path, *, force: bool) -> None:
         if not force:
             if _has_parts(target):
                 raise UsageError(
-                    f"{target} already holds a dataset, and `append` or `merge` has added rows "
+                    f"{target} already contains a dataset, and `append` or `merge` has added rows "
                     "to it",
-                    remedy="choose another directory, or discard those rows, too, with "
-                    f"{setting('force', True)}",
+                    remedy=f"choose another directory, or use {setting('force', True)}, which "
+                    "also discards those rows",
                 )
             raise UsageError(
-                f"{target} already holds a dataset;",
+                f"{target} already contains a dataset;",
                 remedy=f"{setting('force', True)} replaces it",
             )
         # This fails for a damaged manifest, which cannot list the files to replace.
@@ -528,7 +528,7 @@ def check_target(target: Path, *, force: bool) -> None:
     elif names and WORK_NAME not in names:
         some = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
         raise UsageError(
-            f"{target} holds other files ({some});",
+            f"{target} contains other files ({some});",
             remedy="choose a new or empty directory",
         )
 
@@ -559,5 +559,5 @@ def _refuse_split(target: Path) -> None:
     if is_file(parent, MANIFEST_NAME) and target.name in OpenedDirectory(parent).splits:
         raise UsageError(
             f"{target} is a split of the dataset in {parent}",
-            remedy=f"name {parent}, whose splits change together, or choose another directory",
+            remedy=f"pass {parent}, whose splits change together, or choose another directory",
         )

@@ -43,15 +43,15 @@ def plan_typed(scan: Scan, recipe: Recipe, sources: Iterable[Images]) -> tuple[S
     if missing := [name for name in images if name not in kinds]:
         raise UsageError(
             f"{setting('pixels', 'keep')} takes channels and dtype from the first {missing[0]}, "
-            f"and none of the first {_TRIES} records of {scan.source} has one"
+            f"but none of the first {_TRIES} records of {scan.source} has one"
         )
     fields = {name: Field("image", kind.dtype, (kind.channels,)) for name, kind in kinds.items()}
     words = {name: str(field) for name, field in fields.items()}
     for name, kind in kinds.items():
         if recipe.encode == "png" and not kind.is_held_by("png"):
             raise UsageError(
-                f"{setting('encode', 'png')} stores uint8 and uint16 of 1 to 4 channels, but "
-                f"{name} is {kind}",
+                f"{setting('encode', 'png')} stores uint8 and uint16 images with 1 to 4 channels, "
+                f"but {name} is {kind}",
                 remedy=f"use {setting('encode', 'keep')} or 'raw'",
             )
     scan = replace(scan, fields={**scan.schema, **fields}, understood={**scan.understood, **words})
@@ -85,9 +85,7 @@ def _kinds(images: Schema, sources: Iterable[Images]) -> dict[str, ImageType]:
                 with _bad_images(reasons, source, row):
                     _take_kind(kinds, name, record)
     if reasons and len(kinds) < len(images):
-        raise UsageError(
-            f"{setting('pixels', 'keep')} finds no image that can be read: {reasons[0]}"
-        )
+        raise UsageError(f"{setting('pixels', 'keep')} found no readable image: {reasons[0]}")
     return kinds
 
 

@@ -57,7 +57,7 @@ def decode_stored(
     pixels = decode(image.data, image.field, how, warnings, out=out)
     if pixels.shape != shape:
         if not (any(how.at_least) and reduction(pixels.shape, shape)):
-            raise WrongSizeError(f"it decodes to {pixels.shape}, the index states {shape}")
+            raise WrongSizeError(f"it decodes to {pixels.shape}, but the index says {shape}")
         require_stated_size(image)  # do not mistake a smaller image for a reduced one
     return pixels
 
@@ -78,7 +78,7 @@ def _decode_typed(image: EncodedImage, how: Decoding, warnings: list[str] | None
     pixels = _codec(kind).decode(image.data, image.field, how, warnings)
     if pixels.shape != shape or pixels.dtype != kind.dtype:
         raise WrongSizeError(
-            f"it decodes to {pixels.dtype} of shape {pixels.shape}; index and schema state "
+            f"it decodes to {pixels.dtype} of shape {pixels.shape}; index and schema say "
             f"{kind.dtype} of shape {shape}"
         )
     return pixels
@@ -104,11 +104,11 @@ def require_stated_size(image: EncodedImage) -> None:
         info = _codec(image.pixels).inspect(bytes(image.data), image.field)
         width, height = info.width, info.height
         if info.pixels != image.pixels:
-            raise WrongSizeError(f"it is of {info.pixels}; the schema states {image.pixels}")
+            raise WrongSizeError(f"it is {info.pixels}; the schema says {image.pixels}")
     # Decoding rotates some TIFF files by 90 degrees.
     if sorted((width, height)) != sorted((image.width, image.height)):
         raise WrongSizeError(
-            f"it is {width} x {height} pixels; the index states {image.width} x {image.height}"
+            f"it is {width} x {height} pixels; the index says {image.width} x {image.height}"
         )
 
 
@@ -150,5 +150,5 @@ def _raw(image: EncodedImage) -> TypedPixels:
     kind = image.pixels
     shape = (image.height, image.width, kind.channels)
     if len(image.data) != math.prod(shape) * kind.values.itemsize:
-        raise WrongSizeError(f"it has {len(image.data)} bytes of raw pixels, not shape {shape}")
+        raise WrongSizeError(f"its {len(image.data)} bytes of raw pixels do not fit shape {shape}")
     return np.frombuffer(image.data, kind.values).reshape(shape).astype(kind.dtype, copy=False)

@@ -539,7 +539,7 @@ def _require_sound(column: Column) -> None:
         most = len(column.field.classes or ())
         wrong = wrong or bool(labels.min() < 0 or labels.max() >= max(most, 1))
     if wrong:
-        raise damaged_index("the values of rows overlap, or a label is no class")
+        raise damaged_index("the values of rows overlap, or a label is not a class")
 
 
 def save_index(

@@ -358,7 +358,7 @@ class ShardRecords:
             return _pack_absent(NO_LABEL)
         located = self._bytes_of(record, row, stored)
         if field.is_uniform and len(located["image"]) != field.bytes:
-            raise ValueError(f"the array {quoted(name)} has not the shape {field.shape}")
+            raise ValueError(f"the array {quoted(name)} does not have the shape {field.shape}")
         size = _size(meta[name]) if field.type.is_picture else (0, 0)
         kind = stored.rpartition(".")[2]
         return pack_row(**located, label=NO_LABEL, size=size, field=kind)
@@ -438,10 +438,10 @@ def _other_difference(others: Others, row: int, index: IndexSegment) -> tuple[st
     """Return how the other fields of a record differ from the index, and which index file."""
     for name, packed in others.entries.items():
         if packed != index.apart[name][row].tobytes():
-            return f"its {name} has changed, or the entry of the index", entries_file(name)
+            return f"its {name} or its index entry has changed", entries_file(name)
     for name, value in others.values.items():
         if value != index.columns[name].packed(row):
-            return f"the index has another {name} for it", column_files(name)[0]
+            return f"the index has a different {name} for it", column_files(name)[0]
     return "", ""
 
 

@@ -193,11 +193,11 @@ class LocatedRows:
         if field is not None and field.is_uniform:
             odd = (lengths != field.bytes) & (index["field"] != _ABSENT_CODE)
             if odd.any():
-                raise self.corrupt(int(odd.argmax()), f"it has not the shape {field.shape}")
+                raise self.corrupt(int(odd.argmax()), f"it does not have the shape {field.shape}")
         if wrong.any():
             number = int(wrong.argmax())
             size = f"{self.widths[number]} x {self.heights[number]}"
-            raise self.corrupt(number, f"the index states an impossible size, {size} pixels")
+            raise self.corrupt(number, f"the index contains an impossible size, {size} pixels")
 
     def require_intact(self) -> None:
         """Compare the check of each row of the index; CorruptRecord if it differs."""

@@ -59,7 +59,7 @@ _TOO_MANY = 1 << 63
 
 _REMEDY = (
     "Restore it from a copy, or convert again into a new folder: the same source, options and "
-    "versions give the same file."
+    "versions produce the same file."
 )
 
 _T = TypeVar("_T")
@@ -545,7 +545,7 @@ def parse_manifest(content: bytes, path: str) -> Manifest | SplitsManifest:
     try:
         if value["kind"] != "splits":
             if "layering" in body and body["layering"] is None:
-                raise ValueError("it states layering without layers")
+                raise ValueError("it declares layering without layers")
             body.setdefault("layering", None)  # not stored without layers
         manifest = build_typed(_KINDS[value["kind"]], body)
         _check(manifest)
@@ -583,10 +583,10 @@ def _parse(path: str, content: bytes) -> dict[str, Any]:
         value = load_json(content)
     except ValueError as error:
         raise CorruptDataset(
-            f"{path} is not a manifest of shardkit: {error}", remedy=_REMEDY
+            f"{path} is not a shardkit manifest: {error}", remedy=_REMEDY
         ) from error
     if value.get("kind") not in tuple(_KINDS):
-        raise CorruptDataset(f"{path} is not a manifest of shardkit", remedy=_REMEDY)
+        raise CorruptDataset(f"{path} is not a shardkit manifest", remedy=_REMEDY)
     return value
 
 
@@ -618,12 +618,12 @@ def _lack(path: Path) -> str:
         return f"it has lost its {path.name}. {_REMEDY}"
     if splits := sorted(path.parent.glob(f"*/{path.name}")):
         return (
-            f"it has no {path.name}, but {splits[0].parent} has: open that, or restore the file of "
+            f"it has no {path.name}, but {splits[0].parent} has: open it, or restore the file of "
             "all splits from a copy"
         )
     attach = as_command("attach", path.parent, "INDEX")
     return (
-        f"it contains no {path.name}; make one of its files with `shardkit convert`, or read "
+        f"it contains no {path.name}. Convert its files with `shardkit convert`, or read "
         f"images in place after {attach}"
     )
 
@@ -718,7 +718,7 @@ def _check_layers(manifest: Manifest, layering: Layering) -> None:
         ):
             raise ValueError(f"the layer {layer.name!r} is unknown")
         if not layer.fields or (layer.operation == REMOVE and layer.files):
-            raise ValueError(f"the layer {layer.name!r} lacks fields, or has needless files")
+            raise ValueError(f"the layer {layer.name!r} lacks fields, or has unneeded files")
         if not all(entry.name.startswith(f"{layer.folder}/") for entry in layer.files):
             raise ValueError(f"a file of the layer {layer.name!r} is elsewhere")
     stated = {entry.name: entry for entry in manifest.schema}

@@ -242,7 +242,7 @@ class OpenedDataset:
         if self.manifest.archives is None:
             if self.root is not None:
                 raise UsageError(
-                    f"{self.path} is not an attached dataset: its shards are its own",
+                    f"{self.path} is not an attached dataset: it has its own shards",
                     remedy=f"Leave {setting('root')} out",
                 )
             return self.path
@@ -322,12 +322,12 @@ def _layer_fault(manifest: Manifest, layer: Layer, whole: Manifest) -> str:
         or manifest.rows != whole.rows
         or manifest.keys_digests != whole.keys_digests
     ):
-        return "it has other rows"
+        return "its rows differ"
     for name in layer.fields:
         field = manifest.fields_by_name.get(name)
         used = whole.layer_of(name) == layer
         if field is None or (used and field != whole.fields_by_name.get(name)):
-            return f"it has another field {name!r}, or none"
+            return f"its field {name!r} is different or missing"
     return ""
 
 

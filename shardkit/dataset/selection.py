@@ -97,7 +97,7 @@ class _Expression:
         compare = _COMPARISONS.get(type(operation))
         if compare is None or isinstance(left, ast.Name) == isinstance(right, ast.Name):
             text = ast.unparse(ast.Compare(left, [operation], [right]))
-            raise ValueError(f"{text} does not compare a column with a value (quote texts)")
+            raise ValueError(f"{text} does not compare a column with a value (put texts in quotes)")
         within = isinstance(operation, (ast.In, ast.NotIn))
         if isinstance(left, ast.Name):
             value = ast.literal_eval(right)
@@ -109,7 +109,7 @@ class _Expression:
         value = ast.literal_eval(left)
         self._require_values(right.id, (value,))  # type: ignore[attr-defined]
         if within and not self._field(right.id).type.is_variable:  # type: ignore[attr-defined]
-            raise ValueError(f"{right.id} has one value in each row")  # type: ignore[attr-defined]
+            raise ValueError(f"{right.id} has a single value in each row")  # type: ignore[attr-defined]
         return self._each(right.id, lambda item: compare(value, item))  # type: ignore[attr-defined]
 
     def _each(self, name: str, is_true: Callable[[Any], Any]) -> Mask:
@@ -147,7 +147,7 @@ class _Expression:
         for value in values:
             if not isinstance(value, field.type.compares):
                 what = "class names" if field.type.holds_classes else f"{field.kind}s"
-                raise ValueError(f"{value!r} is not of the type of {name}: its values are {what}")
+                raise ValueError(f"{value!r} has the wrong type for {name}: its values are {what}")
         if field.type.holds_classes:
             classes = field.classes or ()
             unknown = sorted(set(values).difference(classes))
@@ -181,8 +181,8 @@ class Listed(NamedTuple):
         if unknown:
             some = ", ".join(map(quoted, unknown[:3])) + " ..." * (len(unknown) > 3)
             raise UsageError(
-                f"{self.where}: {len(unknown):,} of {len(self.names):,} lines match nothing in "
-                f"{location}: {some}"
+                f"{self.where}: no match in {location} for {len(unknown):,} of {len(self.names):,} "
+                f"lines: {some}"
             )
 
     def require_digest(self, digest: object) -> None:

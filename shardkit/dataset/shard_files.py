@@ -157,7 +157,7 @@ class ShardFiles:
         if entry.is_replaced(file.modified):
             forget(path, entry.identity)
             raise CorruptShard(
-                f"the archive {path} has another modification time. {self._replaced}"
+                f"the archive {path} has a different modification time. {self._replaced}"
             )
         return file
 

@@ -304,7 +304,7 @@ class ShardSet:
         for name, data in record.fields.items():
             size = self._sizes.get(name, self._raw_bytes if is_raw(name) else len(data))
             if len(data) != size:
-                return f"{name} has {len(data)} bytes, but {size} by its shape in the manifest"
+                return f"{name} has {len(data)} bytes, but its shape in the manifest takes {size}"
         return ""
 
     @cached_property
@@ -408,7 +408,7 @@ def selected_rows(rows: Sequence[int] | npt.NDArray[Any], count: int) -> npt.NDA
     array = np.ma.filled(rows, False) if np.ma.isMaskedArray(rows) else as_array(rows)
     if array.dtype.kind == "U":
         raise UsageError(
-            f"select({quoted(rows)}): rows are numbers or a mask",
+            f"select({quoted(rows)}): rows must be numbers or a mask",
             remedy='Compare a column with a value, as in select(dataset.column("label") == '
             'dataset.class_to_idx["cat"])',
         )

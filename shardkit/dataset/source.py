@@ -103,8 +103,8 @@ class DatasetSource(Source):
         for other in others:
             if _form(other) != _form(first):
                 raise UsageError(
-                    f"{other.directory} has other fields, classes or raw pixels than "
-                    f"{first.directory}",
+                    f"{other.directory} and {first.directory} have different fields, classes or "
+                    "raw pixels",
                     remedy="convert one split at a time",
                 )
 

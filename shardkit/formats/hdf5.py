@@ -327,7 +327,7 @@ class Hdf5Reader(RangeReader):
         data = parts.get("data")
         field = f"field {quoted(name)}"
         if data is None or (data.dtype != _BYTE and name not in self._arrays):
-            self._fail(f"{field} has no values, or not bytes")
+            self._fail(f"{field} has no values, or values other than bytes")
         ends = self._list(parts.get("offsets"), _LABEL)
         present = self._list(parts.get("present"), _BYTE)
         if ends is None and (stride := self._stride(name, data)):
@@ -337,21 +337,21 @@ class Hdf5Reader(RangeReader):
         if ends[0] != 0 or ends[-1] != data.length or np.any(ends[1:] < ends[:-1]):
             self._fail(f"the offsets of {field} do not fit its values")
         if present is not None and len(present) != len(ends) - 1:
-            self._fail(f"{field} is present in another number of rows")
+            self._fail(f"{field} is present in a different number of rows")
         return _Field(data.offset, ends, present)
 
     def _stride(self, name: str, data: StoredArray) -> int:
         """Return the bytes of each value of a dataset with one value of one shape for each row."""
         if is_raw(name) and name not in self._arrays and len(data.shape) > 1:
             if not all(data.shape[1:]):
-                self._fail(f"field {quoted(name)} has images of no pixels")
+                self._fail(f"field {quoted(name)} has images without pixels")
             return math.prod(data.shape[1:])
         if name not in self._arrays:
             return 0
         field = self._arrays[name]
         dtype, shape = array_form(field)
         if (data.dtype, data.shape[1:]) != (dtype.str, shape):
-            self._fail(f"field {quoted(name)} has not the dtype and shape of the schema")
+            self._fail(f"field {quoted(name)} does not have the dtype and shape of the schema")
         return field.bytes
 
     def _list(self, array: StoredArray | None, dtype: str) -> npt.NDArray[Any] | None:

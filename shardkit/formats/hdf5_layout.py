@@ -109,7 +109,7 @@ class _Walk:
         if any(versions) or (offsets, lengths, base, driver) != (8, 8, self._base, _NOWHERE):
             raise MalformedHdf5Error("it is not the kind of HDF5 that shardkit writes")
         if end > self._size:
-            raise MalformedHdf5Error(f"it is cut: HDF5 uses {end} bytes, the file has {self._size}")
+            raise MalformedHdf5Error(f"it is truncated: it has {self._size} of {end} bytes")
         _, root, *_ = _ENTRY.unpack(self._bytes(_SUPERBLOCK.size, _ENTRY.size))
         arrays: dict[str, StoredArray] = {}
         for name, header in self._members(root, "/"):
@@ -135,10 +135,10 @@ class _Walk:
             raw, end, _ = names[start:].partition(b"\0")
             name = raw.decode("latin-1")
             if not end or not name or "/" in name or name in seen:
-                raise MalformedHdf5Error(f"{quoted(group)} has a member of the name {quoted(name)}")
+                raise MalformedHdf5Error(f"{quoted(group)} has a member named {quoted(name)}")
             if cached == 2 or address == _NOWHERE:
                 raise MalformedHdf5Error(
-                    f"{quoted(name)} in {quoted(group)} is a link to something elsewhere"
+                    f"{quoted(name)} in {quoted(group)} is a link that leads elsewhere"
                 )
             seen.add(name)
             yield name, address
@@ -187,7 +187,7 @@ class _Walk:
                     blocks.append(_PAIR.unpack_from(body))
                 elif kind in (_LINKS, _ELSEWHERE, _PACKING) or (kind in messages and kind in _ONCE):
                     raise MalformedHdf5Error(
-                        f"the object at byte {address} is not laid out as shardkit does it"
+                        f"the object at byte {address} was not laid out by shardkit"
                     )
                 elif kind in _ONCE and flags & _SHARED:
                     raise MalformedHdf5Error(f"the object at byte {address} shares a header")
@@ -208,7 +208,7 @@ class _Walk:
             return StoredArray(dtype, shape, 0, 0)
         offset += self._base
         if size != length or offset + length > self._size:
-            raise MalformedHdf5Error(f"{quoted(name)} does not have the {length} bytes it states")
+            raise MalformedHdf5Error(f"{quoted(name)} does not have the {length} bytes it declares")
         return StoredArray(dtype, shape, offset, length)
 
     def _bytes(self, address: int, length: int) -> bytes:
@@ -218,7 +218,7 @@ class _Walk:
         if length > _LONGEST or self._left < 0:
             raise MalformedHdf5Error(f"the structure at byte {offset} has no end")
         if offset + length > self._size:
-            raise MalformedHdf5Error(f"it is cut: byte {offset + length} lies beyond its end")
+            raise MalformedHdf5Error(f"it is truncated: byte {offset + length} is beyond its end")
         data = os.pread(self._descriptor, length, offset)
         if len(data) != length:  # pragma: no cover - truncated meanwhile
             raise MalformedHdf5Error(f"byte {offset + len(data)} cannot be read")

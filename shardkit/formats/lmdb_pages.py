@@ -71,8 +71,8 @@ class _Walk:
         _, last_page, root = max(self._meta(0), self._meta(1))
         if (last_page + 1) * self._page_size > self._size:
             raise MalformedLmdbError(
-                f"it is cut: LMDB uses {(last_page + 1) * self._page_size} bytes, "
-                f"the file has {self._size}"
+                f"it is truncated: LMDB uses {(last_page + 1) * self._page_size} bytes, but the "
+                f"file has {self._size}"
             )
         self._used = bytearray(last_page + 1)
         if root != _NO_PAGE:
@@ -100,7 +100,7 @@ class _Walk:
         at += _META.size + _DATABASE.size  # the first database lists free pages
         _, flags, *_, root = _DATABASE.unpack_from(page, at)
         if flags:
-            raise MalformedLmdbError("its main database has an order or duplicates of its own")
+            raise MalformedLmdbError("its main database has a custom order or duplicates")
         last_page, transaction = _META_TAIL.unpack_from(page, at + _DATABASE.size)
         return transaction, last_page, root
 
@@ -153,7 +153,7 @@ class _Walk:
             or _PAGE_HEADER.size + length > pages * self._page_size
         ):
             raise MalformedLmdbError(
-                f"page {first} does not hold the value of the key {quoted(key)}"
+                f"page {first} does not contain the value of the key {quoted(key)}"
             )
         self._use(first, pages)
         return Entry(key, offset + _PAGE_HEADER.size, length), _NODE.size + key_size + 8
@@ -171,7 +171,7 @@ class _Walk:
 
     def _read(self, offset: int, length: int) -> bytes:
         if offset < 0 or offset + length > self._size:
-            raise MalformedLmdbError(f"it is cut: byte {offset + length} lies beyond its end")
+            raise MalformedLmdbError(f"it is truncated: byte {offset + length} is beyond its end")
         data = os.pread(self._descriptor, length, offset)
         if len(data) != length:  # pragma: no cover - truncated meanwhile
             raise MalformedLmdbError(f"byte {offset + len(data)} cannot be read")

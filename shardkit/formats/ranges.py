@@ -84,8 +84,8 @@ def header_of(record: Record, name: str, spec: ShardSpec) -> bytes:
         return b""
     if shape is None or len(record.fields[name]) != math.prod(shape) * dtype.itemsize:
         raise ValueError(
-            f"record {quoted(record.key)} has {len(record.fields[name])} bytes of {name}, which is "
-            f"not the shape {shape} of its shard"
+            f"record {quoted(record.key)} has {len(record.fields[name])} bytes of {name}, which do "
+            f"not fit the shape {shape} of its shard"
         )
     return npy_header(shape, dtype)
 
@@ -208,7 +208,7 @@ class RangeReader(abc.ABC):
         header = npy_header(field.shape or (), field.values)
         values = Range(range_.offset + len(header), field.bytes)
         if range_.length != len(header) + field.bytes:
-            self._fail(f"the array at byte {range_.offset} has not the shape {field.shape}")
+            self._fail(f"the array at byte {range_.offset} does not have the shape {field.shape}")
         if self._pread(Range(range_.offset, len(header))) != header:
             self._fail(f"the header of the array at {range_.offset} differs from the schema")
         return values

@@ -43,7 +43,7 @@ class _Boxes(Kind):
         corners = corners.reshape(0, 4) if not corners.size else corners
         with_labels = corners.ndim == 2 and corners.shape[1] == 5 and field.classes is not None
         if corners.ndim != 2 or (corners.shape[1] != 4 and not with_labels):
-            raise ValueError(f"boxes are four numbers each, not an array of shape {corners.shape}")
+            raise ValueError(f"each box is four numbers, not an array of shape {corners.shape}")
         if not np.isfinite(corners).all():
             raise ValueError("a number of a box is NaN or infinite: leave the box out")
         if with_labels:

@@ -293,23 +293,23 @@ class Field:
         kind = self.type
         wrong = {Need.NEVER: False, Need.REQUIRED: True}
         if wrong.get(kind.dtype) is (self.dtype is None):
-            raise ValueError(f"a {self.kind} has {'a' if self.dtype is None else 'no'} dtype")
+            raise ValueError(f"a {self.kind} {'needs a' if self.dtype is None else 'has no'} dtype")
         if self.shape is not None:
             if kind.shape is Need.NEVER or self.dtype is None:
-                raise ValueError("only an array or image of a stated dtype has a shape")
+                raise ValueError("only an array, or an image with a dtype, has a shape")
             if len(self.shape) > _MOST_AXES or not 0 < self.bytes < 1 << 32:
                 raise ValueError(f"the shape {self.shape} is out of range")
             if min(self.shape, default=1) < 1:
                 raise ValueError(f"the shape {self.shape} has an empty axis: leave the shape out")
         if len(set(self.classes or ())) != len(self.classes or ()):
-            raise ValueError("two classes have one name")
+            raise ValueError("two classes have the same name")
         if self.classes is None and kind.classes is Need.REQUIRED:
             raise ValueError(
-                f"the classes are missing: give their names or their number, as in "
+                "the classes are missing: pass their names or their number, as in "
                 f"Field({self.kind!r}, classes=10)"
             )
         if self.classes is not None and kind.classes is Need.NEVER:
-            raise ValueError(f"a {self.kind} has no classes")
+            raise ValueError(f"a {self.kind} cannot have classes")
         kind.check(self)
 
     def __str__(self) -> str:
@@ -397,12 +397,12 @@ def check_schema(schema: Schema) -> None:
     for name, field in schema.items():
         if not _NAME.match(name) or name in RESERVED:
             raise ValueError(
-                f"no field can be called {quoted(name)}: use 1 to 32 of a-z, 0-9 and '_', starting "
-                f"with a letter, and none of {', '.join(sorted(RESERVED))}"
+                f"a field cannot be named {quoted(name)}: use 1 to 32 of a-z, 0-9 and '_', "
+                f"starting with a letter, and none of {', '.join(sorted(RESERVED))}"
             )
         if name in (IMAGE, LABEL) and field.kind != name:
             raise ValueError(
-                f"only the {name} of a record can be called {name!r}: choose another name"
+                f"only the {name} of a record can be named {name!r}: choose another name"
             )
 
 
@@ -469,14 +469,14 @@ def apart_of(schema: Schema) -> dict[str, Field]:
 
 
 def field_in_words(kind: str, dtype: str | None, shape: Sequence[int] | None, classes: int) -> str:
-    """Return a description of a field: "array of float16, 4 x 64 x 64", "labels of 80 classes"."""
-    text = kind if dtype is None else f"{kind} of {dtype}"
+    """Return a description of a field: "float16 array, 4 x 64 x 64", "labels with 80 classes"."""
+    text = kind if dtype is None else f"{dtype} {kind}"
     if shape is not None and kind == IMAGE:
         text += f", {shape[0]} channel{'s' * (shape[0] != 1)}"
     elif shape is not None:
         text += f", {' x '.join(map(str, shape)) or 'one value'}"
     nouns = get_kind(kind).class_nouns if kind in KINDS else Kind.class_nouns
-    return f"{text} of {classes} {nouns[classes != 1]}" if classes else text
+    return f"{text} with {classes} {nouns[classes != 1]}" if classes else text
 
 
 def _dtype_name(dtype: Any) -> str | None:
@@ -494,5 +494,5 @@ def _dtype_name(dtype: Any) -> str | None:
         raise ValueError(f"the dtype {quoted(str(dtype))} is unknown") from None
     widest = {"f": 8, "c": 16}.get(parsed.kind, parsed.itemsize)  # wider ones differ by machine
     if parsed.kind not in "biufcmMSU" or not 0 < parsed.itemsize <= widest:
-        raise ValueError(f"the dtype {parsed} has no plain values of the same size everywhere")
+        raise ValueError(f"the dtype {parsed} is not plain, or its size depends on the machine")
     return str(parsed.name if parsed.kind in "biufc" else parsed.newbyteorder("<").str)

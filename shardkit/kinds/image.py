@@ -32,7 +32,7 @@ class _Image(Picture):
         if field.dtype is None:
             return
         if field.shape is None or len(field.shape) != 1:
-            raise ValueError("an image with a dtype has one number of channels, as in shape=(1,)")
+            raise ValueError("an image's shape is its number of channels, as in shape=(1,)")
         ImageType(*field.shape, field.dtype)
 
     def feature(self, field: Field) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class _Keypoints(Kind):
             raise ValueError("a number of a keypoint is NaN or infinite; use 0, 0, 0 for none")
         if points.ndim < 2 or points.shape[-1] != 3:
             raise ValueError(
-                f"keypoints are x, y and perhaps a visibility each, not an array of shape "
+                "each keypoint is x, y and optionally a visibility, not an array of shape "
                 f"{points.shape}: use numpy.reshape(points, (-1, 3)) for COCO's lists"
             )
         points = points.reshape(-1, 3)
@@ -44,7 +44,7 @@ class _Keypoints(Kind):
             raise ValueError("the visibility of a keypoint is 0, 1 or 2, as in COCO")
         if len(points) % len(field.classes or ("",)):
             raise ValueError(
-                f"{len(points)} keypoints are not objects of {len(field.classes or ())} points"
+                f"{len(points)} keypoints cannot form objects of {len(field.classes or ())} points"
             )
         return None, [[x, y, int(visibility)] for x, y, visibility in points.tolist()]
 
@@ -62,12 +62,12 @@ class _Keypoints(Kind):
         for point in value:
             if len(point) != 3 or type(point[2]) is not int or not 0 <= point[2] <= 2:
                 raise ValueError(
-                    f"{str(point)[:60]} is no keypoint: x, y, and a visibility of 0, 1 or 2"
+                    f"{str(point)[:60]} is not a keypoint: use x, y, and a visibility of 0, 1 or 2"
                 )
             numbers += point
         if len(numbers) % self.width(field):
             raise ValueError(
-                f"{len(value)} keypoints are not objects of {len(field.classes or ())}"
+                f"{len(value)} keypoints cannot form objects of {len(field.classes or ())}"
             )
         return Packed(pack_coordinates(numbers))
 

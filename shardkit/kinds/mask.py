@@ -35,11 +35,11 @@ def _values(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[..., 0]
     if array.dtype.kind not in "biu":
-        raise ValueError(f"a mask of {array.dtype}; use integers, or a field of the kind array")
+        raise ValueError(f"a mask cannot be {array.dtype}; use integers, or an array field")
     low = int(array.min(initial=0))
     high = int(array.max(initial=0))
     if low < 0 or high > 0xFFFF:
-        raise ValueError(f"a mask with values from {low} to {high}; 0 to 65535 are possible")
+        raise ValueError(f"a mask has values from {low} to {high}; only 0 to 65535 are possible")
     fits = array.dtype.itemsize == 1 or (array.dtype != np.uint16 and high < 256)
     return array.astype(np.uint8 if fits else np.uint16)
 

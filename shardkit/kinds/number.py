@@ -33,7 +33,7 @@ class _Number(Kind):
     def check(self, field: Field) -> None:
         """Refuse a dtype that is not one of numbers."""
         if np.dtype(field.dtype).kind not in "biuf":
-            raise ValueError(f"a number has no dtype {field.dtype}; use an array")
+            raise ValueError(f"a number cannot have the dtype {field.dtype}; use an array")
 
     def infer(self, value: Any) -> Field | None:
         """Return the field of a Python or NumPy number, or of an array without axes."""
@@ -53,7 +53,7 @@ class _Number(Kind):
             stored = number.reshape(()).astype(field.values)
         rounds = field.values.kind == "f" and np.isfinite(stored)  # as in NumPy: 0.1 in float32
         if stored != number and not (rounds or np.isnan(stored)):
-            raise ValueError(f"{value} is not a number of the type {field.dtype}")
+            raise ValueError(f"{value} is not a number of type {field.dtype}")
         return None, number_as_json(stored.item())
 
     def parse(self, field: Field, data: bytes) -> npt.NDArray[Any]:
@@ -71,10 +71,10 @@ class _Number(Kind):
             packed = form.pack(value)
             (stored,) = form.unpack(packed)
             if stored != value and not math.isnan(value):
-                raise ValueError(f"{value} is not a number of the type {field.dtype}")
+                raise ValueError(f"{value} is not a number of type {field.dtype}")
             return Packed(packed)
         if type(value) is not (bool if kind == "b" else int):
-            raise TypeError(f"it is not of the type {field.dtype}")
+            raise TypeError(f"it does not have the type {field.dtype}")
         return Packed(form.pack(value))
 
     def unpack(

@@ -53,7 +53,7 @@ def with_fields(record: Record, schema: Schema, values: Mapping[str, Any]) -> Re
     for name, value in values.items():
         field = schema[name]
         if isinstance(value, str) and field.type.stored_apart:  # `pack` would take it for a path
-            raise BadImage(f"{name}: it is text, not a value of the kind {field.kind}")
+            raise BadImage(f"{name}: it is text, not a value of kind {field.kind}")
         stored, content = pack(name, field, value)
         if stored:
             fields[stored] = content

@@ -69,7 +69,7 @@ def _channels_last(array: npt.NDArray[Any], *, first: bool) -> npt.NDArray[Any]:
     is_first, is_last = (array.shape[axis] in _CHANNELS for axis in (0, 2))
     if is_first and is_last and array.size > 1:
         raise BadImage(
-            f"its shape {array.shape} may have channels first or last",
+            f"its shape {array.shape} may mean channels first or last",
             remedy="pass an image: PIL.Image.fromarray(ARRAY), with channels last",
         )
     moves = is_first if is_first or is_last else first

@@ -26,7 +26,7 @@ class _Text(Kind):
     def pack(self, name: str, field: Field, value: Any) -> tuple[str, bytes]:
         """Return the stored name and the text in UTF-8."""
         if not isinstance(value, str):
-            raise TypeError(f"it is of type {type(value).__name__}, not text")
+            raise TypeError(f"its type is {type(value).__name__}, not text")
         return str(field.stored_name(name)), value.encode()
 
     def parse(self, field: Field, data: bytes) -> str:

@@ -255,7 +255,7 @@ def open_cache(folder: str | os.PathLike[str], limit: int | None) -> Cache:
     try:
         if not (root / _TAG).is_file() and root.exists() and _others(root):
             raise UsageError(
-                f"cache={root} holds other files ({', '.join(_others(root)[:3])});",
+                f"cache={root} contains other files ({', '.join(_others(root)[:3])});",
                 remedy="choose a new or empty folder",
             )
         root.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ def lower_priority() -> None:
 def priority_problem() -> str | None:
     """Return why this system cannot lower the priority of a thread, or None."""
     if sys.platform != "linux":
-        return "only Linux has a priority for each thread"
+        return "only Linux has per-thread priorities"
     try:  # a sandbox may forbid even to set the current value
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0))
     except OSError as error:

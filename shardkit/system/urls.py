@@ -25,7 +25,7 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
     which would be logged.
     """
     if os.fspath(path) == "":
-        raise UsageError("the path is empty", remedy="give that of a file or folder, or a URL")
+        raise UsageError("the path is empty", remedy="pass the path of a file or folder, or a URL")
     match = re.fullmatch(
         r"((?:\w+::)*)([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", os.fspath(path), re.DOTALL
     )
@@ -39,8 +39,8 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
         raise UsageError("the URL is not valid: its host cannot be read", where="URL") from None
     if "@" in split.netloc or split.query or split.fragment:  # never repeated in a message
         raise UsageError(
-            f"the {split.scheme}:// URL holds a user, a query or a fragment;",
-            remedy=f"give only {split.scheme}://BUCKET/PATH, and set credentials in the "
+            f"the {split.scheme}:// URL contains a user, a query or a fragment;",
+            remedy=f"pass only {split.scheme}://BUCKET/PATH, and set credentials in the "
             "environment",
             where=f"{split.scheme}://",
         )
@@ -53,7 +53,7 @@ def as_url(path: str | os.PathLike[str]) -> str | None:
             remedy="Download or mount other data.",
         )
     if not host:
-        raise UsageError(f"{url} names no bucket or host: {split.scheme}://BUCKET/PATH")
+        raise UsageError(f"{url} does not contain a bucket or host: {split.scheme}://BUCKET/PATH")
     return url
 
 

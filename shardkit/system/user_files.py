@@ -55,7 +55,7 @@ def require_own_output(path: Path, option: str, mark: str) -> None:
     of each file of that command.
     """
     if path.is_dir():
-        why = "this is a folder; name a file in it"
+        why = "this is a folder; choose a file in it"
     elif not os.access(path.absolute().parent, os.W_OK | os.X_OK):
         why = f"the folder {path.parent} does not exist or cannot be written"
     elif path.exists() and not _starts_with(path, mark.encode()):

@@ -65,7 +65,7 @@ class DatasetDifference:
     """Different descriptions: ``classes``, ``split``, or the description of a field,
     by name; None where a dataset lacks it."""
     reordered: bool = False
-    """Whether the records that both have are in another order, which is not a difference."""
+    """Whether the common records are in a different order, which is not a difference."""
 
     @property
     def equal(self) -> bool:
@@ -106,7 +106,7 @@ def diff(first: str | Path, second: str | Path) -> Differences:
         path, splits = (first, one) if "" in other else (second, other)
         raise UsageError(
             f"{path} contains splits ({name_list(splits)}), and the other dataset does not",
-            remedy=f"name one of them, such as {Path(path) / next(iter(splits))}",
+            remedy=f"pass one of them, such as {Path(path) / next(iter(splits))}",
         )
     return Differences(
         splits={
@@ -290,7 +290,7 @@ def _rows_by_key(shards: ShardSet) -> dict[str, int]:
     if len(rows) != len(shards):
         raise CorruptDataset(
             f"{shards.directory / MANIFEST_NAME} describes {len(shards)} rows, but only "
-            f"{len(rows)} different keys: records of one key cannot be compared"
+            f"{len(rows)} different keys: records with the same key cannot be compared"
         )
     return rows
 

@@ -90,12 +90,12 @@ def check_index(dataset: OpenedDataset, *, intact: bool) -> list[Finding]:
     except OSError as error:
         return [Finding.of_error(dataset.prefix + ROWS_NAME, error)]
     reasons = [
-        f"it states {entry.rows} rows with {entry.name}; the index has {counts[entry.name]}"
+        f"it declares {entry.rows} rows with {entry.name}; the index has {counts[entry.name]}"
         for entry in manifest.schema
         if counts[entry.name] != entry.rows
     ]
     if content != manifest.content_digest:
-        reasons.append("it states another content digest than the index gives")
+        reasons.append("its content digest differs from that of the index")
     return [Finding(file=dataset.prefix + MANIFEST_NAME, reason=reason) for reason in reasons]
 
 

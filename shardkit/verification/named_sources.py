@@ -113,22 +113,20 @@ class Sources:
         sources = [self.base]
         names = [part.manifest.source.get("name") for part in first.parts]
         remedy = (
-            f"{first.top} has {count} parts, made from {', '.join(map(quoted, names))}: give one "
-            "source for each, in this order (in a command, repeat the option), or a single one "
-            "for all"
+            f"{first.top} has {count} parts, created from {', '.join(map(quoted, names))}: pass "
+            "one source for each, in this order (in a command, repeat the option), or a single "
+            "one for all"
         )
         if count > 1:
             is_one = isinstance(self.base, (str, Path))
             sources = [self.base] * count if is_one else list(self.base)
             if len(sources) != count:
-                raise UsageError(f"{remedy}; not {len(sources)}")
+                raise UsageError(f"{remedy}, not {len(sources)}")
         stored = {split: stored_parts(dataset) for split, dataset in bases.items()}
         matches = list[SourceMatch]()
         for number, root in enumerate(sources):
             if is_dataset(root) and overlap(Path(root), first.top):
-                raise UsageError(
-                    f"{root} is the dataset itself", remedy="name what it was made from"
-                )
+                raise UsageError(f"{root} is the dataset itself", remedy="pass its source")
             stores = [dataset for dataset in bases.values() if number < len(dataset.parts)]
             same = [other for other, source in enumerate(sources) if _is_same(source, root)]
             try:

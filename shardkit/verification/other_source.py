@@ -31,4 +31,4 @@ def _what_is_meant(root: Any, name: object, top: Path) -> str:
             if path.exists():
                 return f"try {shell(path)}"
     parent = top.absolute().parent
-    return f"if it holds all splits, check them at once: {shell(parent)}" * is_dataset(parent)
+    return f"if it contains all splits, check them together: {shell(parent)}" * is_dataset(parent)

@@ -78,7 +78,7 @@ def require_new(path: Path, directory: Path) -> None:
 
 def _exists(path: Path) -> UsageError:
     return UsageError(
-        f"{path} exists already;",
+        f"{path} already exists;",
         remedy=f"choose another file, or check that receipt with --check-receipt {path}",
         where=path,
     )
@@ -133,7 +133,7 @@ def load_receipt(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"{path} is not a receipt: {error}") from error
     if value.get("kind") != _KIND:
-        raise UsageError(f"{path} is not a receipt of shardkit")
+        raise UsageError(f"{path} is not a shardkit receipt")
     version = value.get("version")
     if type(version) is not int or version != _VERSION:
         raise UsageError(
@@ -172,7 +172,7 @@ def check_receipt(
     chosen = shards & after.keys() or after.keys()
     if all(before.get(name) != after[name] for name in chosen):
         rows = sum(then["rows"].values())
-        reason = f"the receipt is of another dataset: {then['name']}, with {rows:,} images"
+        reason = f"the receipt describes another dataset: {then['name']}, with {rows:,} images"
         if then["content"] == now["content"]:
             reason += " and the same content digest; to prove these files, verify --against"
         return [Finding(file=MANIFEST_NAME, reason=reason, receipt=True)]

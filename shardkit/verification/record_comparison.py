@@ -173,12 +173,12 @@ def _other_fields(record: Record, expected: Record) -> str:
     if record.label != expected.label:
         return f"its label is {record.label}; that of its file is {expected.label}"
     if record.image_field != expected.image_field:
-        return f"it is stored as {record.image_field}; its file gives {expected.image_field}"
+        return f"it is stored as {record.image_field}, but its file becomes {expected.image_field}"
     size, wanted = (f"{m.get('width')} x {m.get('height')}" for m in (record.meta, expected.meta))
     if size != wanted:
-        return f"its size is {size} pixels; its file gives {wanted}"
+        return f"its size is {size} pixels, but its file becomes {wanted}"
     same = record.fields.keys() == expected.fields.keys() and record.meta == expected.meta
-    return "" if same else "its metadata differ from those of its file"
+    return "" if same else "its metadata differs from that of its file"
 
 
 def _content(record: Record) -> bytes:

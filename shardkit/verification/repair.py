@@ -106,7 +106,7 @@ def _is_intact(task: _HashTask) -> bool | Finding:
         return has_sha256(task.directory / entry.name, entry.sha256, task.directory)
     except OSError as error:
         finding = Finding.of_error(task.prefix + entry.name, error)
-        more = "If that fails too, move the file away, and `shardkit repair` rebuilds it"
+        more = "If that also fails, move the file away and run `shardkit repair` to rebuild it"
         return replace(finding, reason=f"{finding.reason}. {more}")
 
 
@@ -155,9 +155,9 @@ class _Repair:
                 self._rebuild_shards(match, shards.keys())
         if not matches:
             manifest = self.store.manifest
-            held = f"{', '.join(manifest.fields_by_name)}, made from {manifest.source.get('name')}"
+            held = f"{', '.join(manifest.fields_by_name)} from {manifest.source.get('name')}"
             for shard in shards.values():
-                self._fail(shard, f"it holds {held}: name it, too")
+                self._fail(shard, f"it contains {held}: pass that source, too")
         if self._index:
             self._rebuild_index(self._index)
         for entry in self.damaged:
@@ -236,7 +236,7 @@ class _Repair:
             reason += f" in {len(changed)} of its images ({_some_of(changed)})"
         if match.changed_software:
             versions = ", ".join(
-                f"{name} was {then} and is {now}"
+                f"{name} was {then} and is now {now}"
                 for name, (then, now) in match.changed_software.items()
             )
             return f"{reason}. It was written with other library versions: {versions}"

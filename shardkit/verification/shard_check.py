@@ -99,7 +99,7 @@ def _check_records(task: ShardCheck) -> CheckedShard:
                 # The digest of a manifest may be forged: compare what its shards state, too.
                 meta = records.meta
                 if wrong := [name for name in task.meta if meta.get(name) != task.meta[name]]:
-                    reason = f"{task.entry.name} was made with another {', another '.join(wrong)}"
+                    reason = f"{task.entry.name} differs from the manifest in {', '.join(wrong)}"
                     findings.append(task.of_manifest(reason) if intact else task.finding(reason))
                 unknown = np.flatnonzero(~equal).tolist()
                 others, compared = _check_each(task, records, unknown, index, intact=intact)

@@ -120,7 +120,7 @@ def require_files(matches: Sequence[SourceMatch], scan: Scan) -> None:
         is_part = any(len(match.store.parts) > 1 for match in matches)
         raise UsageError(
             f"{scan.source} contains none of the files that {'this part of ' * is_part}{top} was "
-            "made from;",
+            "created from;",
             remedy=why,
         )
     names = OpenedDirectory(top).splits.keys()
@@ -258,8 +258,8 @@ def match_rows(match: SourceMatch) -> tuple[list[Entry | None], list[Finding]]:
         if len(entries) == rows:
             return list(entries), []
         reason = (
-            f"the index is damaged, and the source gives {len(entries)} rows instead of "
-            f"{rows}, so files cannot be matched to rows"
+            f"the index is damaged, and the source has {len(entries)} rows instead of {rows}, so "
+            "files cannot be matched to rows"
         )
         return [], [Finding(file=prefix + MANIFEST_NAME, reason=reason)]
     stored = match.stored

@@ -179,7 +179,7 @@ def test_the_version_names_the_licenses_that_a_wheel_has(
     (tmp_path / "licenses").mkdir()
     monkeypatch.setattr(native, "PACKAGE", tmp_path)
     assert CliRunner().invoke(cli, ["--version"]).output.splitlines()[1:] == [
-        f"licenses of the libraries in it: {tmp_path / 'licenses'}"
+        f"licenses of the included libraries: {tmp_path / 'licenses'}"
     ]
 
 

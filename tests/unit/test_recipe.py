@@ -536,18 +536,18 @@ def test_other_fields_go_with_planes(options: dict[str, Any]) -> None:
         ({"quality": 101}, "quality 101"),
         (
             {"quality": 90, "encode": "raw", "resize": (8, 8), "resize_mode": "crop"},
-            "quality has no effect with the encoding raw",
+            "quality has no effect with the raw encoding",
         ),
-        ({"quality": 90, "encode": "planes"}, "quality has no effect with the encoding planes"),
+        ({"quality": 90, "encode": "planes"}, "quality has no effect with the planes encoding"),
         ({"resize": (0, 8)}, "resize"),
         ({"resize": (8, 70_000)}, "resize"),
         ({"background": (0, 0, 256)}, "background"),
         ({"background": (-1, 0, 0)}, "background"),
         (
             {"encode": "raw", "resize": (65_535, 65_535), "resize_mode": "crop"},
-            "resize makes raw images of over 4 GiB each",
+            "resize would produce raw images of over 4 GiB each",
         ),
-        ({"encode": "raw", "resize": (8, 8), "resize_mode": "longer"}, "the encoding raw requires"),
+        ({"encode": "raw", "resize": (8, 8), "resize_mode": "longer"}, "the raw encoding requires"),
     ],
 )
 def test_contradictory_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -182,20 +182,20 @@ def test_json_holds_names_that_are_not_utf8() -> None:
     ("arguments", "reason"),
     [
         (("picture",), "the kind 'picture' is unknown"),
-        (("number",), "a number has a dtype"),
+        (("number",), "a number needs a dtype"),
         (("text", "int8"), "a text has no dtype"),
-        (("number", "complex64"), "a number has no dtype complex64"),
-        (("array", "object"), "no plain values"),
+        (("number", "complex64"), "a number cannot have the dtype complex64"),
+        (("array", "object"), "is not plain"),
         (("array", "i4,i4"), "is unknown"),
-        (("array", "longdouble"), "no plain values"),
-        (("array", None, (2,)), "only an array or image of a stated dtype"),
+        (("array", "longdouble"), "is not plain"),
+        (("array", None, (2,)), "only an array, or an image with a dtype, has a shape"),
         (("array", "int8", (0,)), "out of range"),
         (("array", "int8", (1,) * 17), "out of range"),
         (("array", "int8", (1 << 16, 1 << 16)), "out of range"),
         (("label",), "the classes are missing"),
         (("labels",), "the classes are missing"),
-        (("label", None, None, ("a", "a")), "two classes have one name"),
-        (("text", None, None, 2), "a text has no classes"),
+        (("label", None, None, ("a", "a")), "two classes have the same name"),
+        (("text", None, None, 2), "a text cannot have classes"),
         (("keypoints", None, None, ()), "at least one keypoint"),
     ],
 )
@@ -227,7 +227,7 @@ def test_a_schema_survives_a_round_trip() -> None:
         "when.npy",
     ]
     assert uniform_arrays(schema).keys() == {"latent.npy", "bits.npy", "when.npy"}
-    assert str(schema["latent"]) == "array of float16, 4 x 8"
+    assert str(schema["latent"]) == "float16 array, 4 x 8"
     assert load_schema(None, ("a",)) == default_schema(("a",))
 
 

@@ -161,7 +161,9 @@ def test_a_finished_command_does_nothing_again(place: Path, more: Path) -> None:
     before = tree(place)
     assert append(place, more).images == 0
     shown = invoke("append", place, "--from", more)
-    assert shown.stdout.startswith(f"{place}: nothing to append: all images are in the dataset")
+    assert shown.stdout.startswith(
+        f"{place}: nothing to append: all images are already in the dataset"
+    )
     assert tree(place) == before
 
 
@@ -258,7 +260,7 @@ def test_bad_images_write_nothing_or_are_left_out(place: Path, folder: Path, mor
 
 def test_other_fields_and_labels_are_refused(place: Path, tmp_path: Path) -> None:
     loose = make_tree(tmp_path / "loose", {"a.png": png()})
-    with refused(UsageError, "image (image)", "label (label of 2"):
+    with refused(UsageError, "image (image)", "label (label with 2"):
         append(place, loose)
     with refused(UsageError, tmp_path / "nowhere"):
         append(tmp_path / "nowhere", loose)
@@ -445,7 +447,7 @@ def test_conflicts_are_named(place: Path, folder: Path, tmp_path: Path) -> None:
         ),
         (converted("format", {"cat/x.jpg": jpeg()}, to="hdf5"), ("lmdb", "hdf5")),
         (converted("recipe", {"cat/x.jpg": jpeg()}, resize="8x8"), ("resize", "[8, 8]")),
-        (_with_a_number(tmp_path / "more"), ("n: none and number of int64",)),
+        (_with_a_number(tmp_path / "more"), ("n: none and int64 number",)),
         (converted("loose", {"x.jpg": jpeg()}), ("labels",)),
     ]
     for other, facts in cases:

@@ -74,7 +74,7 @@ def test_the_report_states_what_equals_the_source(
         line for line in verify(place, "--against", folder)[0].splitlines() if "each" in line
     ]
     assert expected in line
-    assert line.endswith(" label later")
+    assert line.endswith(" of label")
 
 
 @pytest.mark.parametrize(("limit", "skipped"), [(None, "1 other was"), (5, "3 others were")])
@@ -101,7 +101,7 @@ def test_the_psnr_is_reported_if_libraries_changed(folder: Path, tmp_path: Path)
     verify(place, "--against", folder, code=DAMAGED)
     restate(place, lambda m: replace(m, software={**m.software, "pillow": "1.0"}))
     said, _ = verify(place, "--against", folder)
-    assert "5 match exactly, 1 but" in said
+    assert "5 match exactly, and 1 except" in said
     assert "48.1 dB" in said  # each value differs by 1: 20 log10(255)
 
 

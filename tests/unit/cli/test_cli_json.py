@@ -226,7 +226,7 @@ def test_where_and_remedy_are_told_apart(tmp_path: Path) -> None:
             "convert nowhere b --to lmdb",
             "No such command 'nowhere'",
             None,
-            "No file or folder has this name, either: check it.",
+            "No file or folder has this name either: check the name.",
         ),
         ("upload a b", "b is not a URL", "b", "give az://, gs:// or s3://"),
         (

@@ -314,4 +314,4 @@ def test_the_parts_of_an_error() -> None:
 
 def test_lists_are_escaped_and_shortened() -> None:
     assert some(["a", "b\n"]) == "a, b\\n"
-    assert some([str(n) for n in range(20)], 3) == "0, 1, 2 ... (20 in all)"
+    assert some([str(n) for n in range(20)], 3) == "0, 1, 2 ... (20 in total)"

@@ -130,7 +130,7 @@ def test_mistakes_are_named(dataset: Path, tmp_path: Path) -> None:
         (("show", dataset, "--class", "cow"), ("'cow'", "`shardkit info`")),
         (("show", dataset, "0", "--random", 3), ("--class", "--random")),
         (("show", dataset, "0", "-o", picture), ("mine.png",)),
-        (("show", dataset, "0", "-o", tmp_path / "x.jpg"), ("*.png",)),
+        (("show", dataset, "0", "-o", tmp_path / "x.jpg"), (".png",)),
     ):
         refuses(2, *words, facts=facts)
     refuses(1, "report", dataset, "--workers", 1, "--exclude", mine / "lists", facts=("/lists",))

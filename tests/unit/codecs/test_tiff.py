@@ -305,7 +305,7 @@ def test_all_pages_are_listed() -> None:
         (page((273, 4, 1 << 30)), "pixels are outside the file"),
         (page((279, 4, 1 << 30)), "pixels are outside the file"),
         (page((278, 4, 1)), "needs 4"),
-        (page((322, 4, 1 << 20), (323, 4, 16)), "tiles of 1048576 pixels"),
+        (page((322, 4, 1 << 20), (323, 4, 16)), "1048576-pixel tiles"),
         (page((258, 3, 999)), "999 bits"),
         (page((256, 2, 4)), "not an integer"),
         (b"II*\0\x08\0\0\0\xff\xff" + bytes(99), "65535 tags"),

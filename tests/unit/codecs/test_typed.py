@@ -108,7 +108,7 @@ def test_a_transparent_palette_or_color_adds_alpha() -> None:
 
 
 def test_ppm_of_16_bits_in_color_is_refused() -> None:
-    with pytest.raises(BadImage, match="PPM of 16 bits"):
+    with pytest.raises(BadImage, match="16-bit color PPM"):
         decode_typed(b"P6 1 1 65535\n" + bytes(6), "ppm")
 
 

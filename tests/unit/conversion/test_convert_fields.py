@@ -102,9 +102,9 @@ def test_an_unknown_field_lists_the_known_ones(dataset: Path) -> None:
 def test_damage_that_no_digest_shows_is_refused(dataset: Path, tmp_path: Path) -> None:
     place = Path(shutil.copytree(dataset, tmp_path / "copy"))
     for name, reason in (
-        ("tags", "a label is no class"),
-        ("again", "a label is no class"),
-        ("things-labels", "a label is no class"),
+        ("tags", "a label is not a class"),
+        ("again", "a label is not a class"),
+        ("things-labels", "a label is not a class"),
         ("text-ends", "index"),
         ("text", "row . of a column"),
         ("info", "row . of a column"),
@@ -129,7 +129,7 @@ def test_a_lie_of_the_index_is_found_despite_its_digest(dataset: Path, tmp_path:
         restate(place, lambda manifest: with_digests(manifest, place))
         assert [reason for reason in reasons if name.partition("/")[2] in reason], reasons
     restate(place, lambda manifest: replace(manifest, schema=with_fewer_rows(manifest)))
-    assert "states 3 rows with text; the index has 4" in " ".join(
+    assert "declares 3 rows with text; the index has 4" in " ".join(
         each.reason for each in verify(place).findings
     )
 

@@ -43,7 +43,7 @@ def test_the_images_are_counted_and_known_ever_after(
     assert f"2 {EXCLUDED} (cat/000" in shown
     assert len(names(made)) == 6
     assert stated(made).ignored == {EXCLUDED: 2}
-    assert "already holds" in invoke("convert", "imagefolder", source, made, *options).output
+    assert "already contains" in invoke("convert", "imagefolder", source, made, *options).output
     with refused(UsageError, "force=True"):
         convert(source, made, to="lmdb")
 

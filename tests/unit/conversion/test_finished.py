@@ -54,7 +54,7 @@ def test_the_command_reports_it_in_one_line(photos: Path) -> None:
     before = tree(photos.parent / "out")
     again = invoke(*command)
     assert (again.exit_code, again.stdout.count("\n")) == (0, 1)
-    assert "already holds the result" in again.stdout
+    assert "already contains the result" in again.stdout
     assert tree(photos.parent / "out") == before
 
 

@@ -222,4 +222,4 @@ def test_hostile_manifests_are_refused(place: Path, tmp_path: Path) -> None:
 def test_a_stated_field_needs_channels() -> None:
     with refused(ValueError, "shape=(1,)"):
         Field("image", dtype="uint16")
-    assert str(Field("image", "uint16", (2,))) == "image of uint16, 2 channels"
+    assert str(Field("image", "uint16", (2,))) == "uint16 image, 2 channels"

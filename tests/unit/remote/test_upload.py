@@ -119,7 +119,7 @@ def test_a_conversion_writes_to_a_url(bucket: Bucket, folder: Path, tmp_path: Pa
 
     assert (first.returncode, again.returncode) == (0, 0), first.stderr
     assert f"converted {folder} to {URL}" in first.stdout
-    assert f"{URL} already holds the result" in again.stdout
+    assert f"{URL} already contains the result" in again.stdout
     assert held(bucket, staging)
     refuses(2, *arguments, facts=("--staging",))
     with refused(UsageError, "staging="):

@@ -169,8 +169,8 @@ def test_wrong_fields_are_refused_with_the_remedy(place: Path) -> None:
     for name, kind in (
         ("ragged", "array"),
         ("listed", "json"),
-        ("ids", "array of int64, 4"),
-        ("label", "label of 4 classes"),
+        ("ids", "int64 array, 4"),
+        ("label", "label with 4 classes"),
         ("image", "image"),
     ):
         facts = (f"'{name}'", kind, "made has embedding", "`shardkit fields replace`")

@@ -181,9 +181,9 @@ def test_a_dry_run_shows_every_field(tmp_path: Path) -> None:
         "  files     1, with 5 samples",
         "  image     image: 5 JPEG",
         "  label     label: 3 integers from 0 to 2",
-        "  weight    weight (float): number of float64",
+        "  weight    weight (float): float64 number",
         "  caption   info (json): text",
-        "  latent    latent (array of float16, (2, 3)): array of float16, 2 x 3",
+        "  latent    latent (array of float16, (2, 3)): float16 array, 2 x 3",
         "  unused    blob (bytes), tensor (array of ",
     ):
         assert line in done.output

@@ -170,8 +170,8 @@ def test_more_datasets_are_kept(more: Path, tmp_path: Path) -> None:
             assert record.meta["boxes"] == [[1, 2, 3, 4]]
             assert record.meta["list"] == file["latent"][row].tolist()
     understood = source.scan().understood
-    assert understood["latent"] == "latent (float16 3x2x2): array of float16, 2 x 2"
-    assert understood["age"] == "age (int64 3): number of int64"
+    assert understood["latent"] == "latent (float16 3x2x2): float16 array, 2 x 2"
+    assert understood["age"] == "age (int64 3): int64 number"
 
 
 @pytest.mark.parametrize(

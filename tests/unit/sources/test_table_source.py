@@ -94,8 +94,8 @@ def test_all_kinds_of_columns_are_kept(suffix: str, root: Path, tmp_path: Path) 
     assert found.schema["labels"].classes == ("k", "p")
     assert [record.fields["mask.png"] for record in found.splits[""].read(range(3))] == [MASK] * 3
     assert verify(tmp_path / "made", against=f"{path}@{root}").findings == []
-    assert found.understood["n"] == "n: number of int64"
-    assert found.understood["x"] == "x: number of float64"
+    assert found.understood["n"] == "n: int64 number"
+    assert found.understood["x"] == "x: float64 number"
     assert found.understood["code"] == "code: text"
     assert found.understood["mask"] == "files of mask: mask"
     assert found.understood["unused"] == "unused"

@@ -151,4 +151,4 @@ def test_it_converts_attaches_and_is_built_by_jobs(pack: Path, tmp_path: Path) -
     run("verify", index, "--level", "decode")
     assert (pack.read_bytes(), pack.stat()) == before
     assert sorted(open_dataset(index).paths) == sorted(open_dataset(made).paths)
-    assert "already holds the index" in run("attach", "pack", pack, index, *own)
+    assert "already contains the index" in run("attach", "pack", pack, index, *own)

@@ -285,9 +285,9 @@ def test_fields_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
     for keep, reason in (
         ("Caption=txt", r"is not \[NAME=\]SOURCE"),
         ("caption=txt:story", "kinds are image, mask, array"),
-        ("label=txt", "only the label of a record can be called 'label'"),
+        ("label=txt", "only the label of a record can be named 'label'"),
         ("a=txt,a=json", "names a field twice"),
-        ("width=txt", "no field can be called 'width'"),
+        ("width=txt", "a field cannot be named 'width'"),
     ):
         with pytest.raises(UsageError, match=reason):
             scan(path, keep=keep)

@@ -430,7 +430,7 @@ AUTO = ("--batch-size", "auto")
     ("options", "message"),
     [
         (AUTO, "add --model"),
-        (("--memory", "4GiB"), "add that, or leave --memory out"),
+        (("--memory", "4GiB"), "add it, or leave out --memory"),
         ((*AUTO, "--memory", "much"), "--memory='much' is not a size"),
         ((*AUTO, "--memory", "4"), "--memory='4' means bytes"),
         (("--batch-size", "0"), "x>=1"),

@@ -123,12 +123,12 @@ def test_the_command_reports_and_exits_with_1(place: Path, folder: Path, tmp_pat
     (folder / "cat/000.jpg").write_bytes(jpeg(20, 18, 7))
     other = make_dataset(folder, tmp_path / "new")
     assert run_main("diff", place, place).stdout == (
-        f"{place} and {place}: equal, 6 records (indexes compared, no record read)\n"
+        f"{place} and {place}: equal, 6 records (compared indexes only, read no records)\n"
     )
     shown = run_main("diff", place, other)
     assert shown.returncode == 1
     assert shown.stdout.splitlines() == [
-        f"{place} -> {other} (indexes compared, no record read)",
+        f"{place} -> {other} (compared indexes only, read no records)",
         "  removed   1 record: cat/001",
         "  changed   1 record: image 1",
         "    cat/000  image",

@@ -81,7 +81,7 @@ LIES: dict[str, tuple[Callable[[Records], Records], str]] = {
     "another key": (lambda r: [replace(r[0], key="other"), *r[1:]], "its key differs"),
     "another kind": (
         lambda r: [replace(r[0], fields=renamed(r[0].fields, "jpg", "webp")), *r[1:]],
-        "it is stored as webp; its file gives jpg",
+        "it is stored as webp, but its file becomes jpg",
     ),
     "a field more": (
         lambda r: [replace(r[0], fields={**r[0].fields, "note": b"x"}), *r[1:]],
@@ -157,7 +157,7 @@ def test_a_lie_of_the_manifest_is_found(
     restate(place, change)
     if stated(place) == stated(truths / "webdataset"):
         pytest.fail("the lie is none")
-    assert "was made with another" in blamed(place, jpegs)["shardkit.json"]
+    assert "differs from the manifest in" in blamed(place, jpegs)["shardkit.json"]
     monkeypatch.setattr("shardkit.dataset.parts.REPEATED", ())
     assert reason in " ".join(blamed(place, jpegs).values())
 
@@ -265,7 +265,11 @@ def test_with_other_libraries_another_quality_is_found_if_it_is_worse(
     ("image", "meta", "reason"),
     [
         (encoded(picture(12, 12, seed=1)), {}, "does not resemble its converted file"),
-        (jpeg(13, 12), {"width": 13}, "its size is 13 x 12 pixels; its file gives 12 x 12"),
+        (
+            jpeg(13, 12),
+            {"width": 13},
+            "its size is 13 x 12 pixels, but its file becomes 12 x 12",
+        ),
         (b"\xff\xd8\xff\xe0", {}, "truncated or damaged in its header"),
     ],
     ids=["similar", "of another size", "undecodable"],
@@ -524,6 +528,6 @@ def test_the_source_of_all_splits_is_not_that_of_one(tmp_path: Path) -> None:
         },
     )
     done("convert", source, tmp_path / "made", "--to", "lmdb", "--workers", 1)
-    with refused(UsageError, source, f"all splits, check them at once: {tmp_path / 'made'}"):
+    with refused(UsageError, source, f"all splits, check them together: {tmp_path / 'made'}"):
         verify(tmp_path / "made" / "train", against=source)
     assert verify(tmp_path / "made", against=source).ok

@@ -261,7 +261,7 @@ def test_other_libraries_are_reported(photos: Path, place: Path) -> None:
     restate(place, lambda m: replace(m, software={**m.software, "lmdb": "0.1"}))
     flip(place / name)
     (finding,) = [f for f in repair(place, photos).findings if f.file == name]
-    assert "written with other library versions: lmdb was 0.1 and is " in finding.reason
+    assert "written with other library versions: lmdb was 0.1 and is now " in finding.reason
 
 
 @pytest.mark.parametrize("forged", [False, True])

@@ -69,9 +69,9 @@ def test_a_starved_gpu() -> None:
     assert "\n".join(report_lines(report())) == (
         """\
 GPU         waits 87% to 88% of the time: a step of 80 ms with a batch of 64 needs 800 images/s; the
-            loader (8 threads) gives 100 (93 to 107)
+            loader (8 threads) delivers 100 (93 to 107)
 cause       decoding takes 80% of an image's time (p50 10 ms, p95 20 ms); it computes without the
-            GIL, so threads suit it
+            GIL, so threads work well
 remedies    images/s              800 needed
             1,000 (865 to 1,156)  enough  raw pixels of 256x256 (2.0x the space)
             no gain: resident="cpu"
@@ -105,7 +105,7 @@ def crop(busy: float = 1.0, name: str = "crop") -> Profile:
         ({"step_ms": 32.0}, ("1,000 (865 to 1,156) still waits 50% raw pixels", "not enough")),
         ({"step_ms": 64.0}, ("1,000 (865 to 1,156) uncertain raw pixels",)),
         ({"step_ms": None}, ("1,000 (865 to 1,156) 10.0x raw pixels",)),
-        ({"step_ms": None}, ("batch of 64", "(8 threads) gives 100", "--step-ms T or --model")),
+        ({"step_ms": None}, ("batch of 64", "(8 threads) delivers 100", "--step-ms T or --model")),
         (
             {"step_ms": 1000.0, **NOTHING},
             ("step of 1 s", "needs 64", "slowest decoding", "remedies none", "next nothing: "),
@@ -126,8 +126,8 @@ def crop(busy: float = 1.0, name: str = "crop") -> Profile:
         # Other load.
         ({"load": BUSY}, ("trust low",)),
         ({"load": None, "rates": [60.0, 100.0, 110.0], "measured": []}, ("trust low",)),
-        ({"load": HALF}, ("trust good for the verdict, low for the figures",)),
-        ({"step_ms": 1000.0, "load": HALF, **NOTHING}, ("trust good, other programs only",)),
+        ({"load": HALF}, ("trust good for the verdict but low for the figures",)),
+        ({"step_ms": 1000.0, "load": HALF, **NOTHING}, ("trust good; other programs only",)),
         # The cause.
         (
             {"found": crop()},

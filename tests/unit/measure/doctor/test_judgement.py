@@ -127,7 +127,7 @@ def test_the_training_loop_is_compared_with_the_step_alone() -> None:
     assert found.recommended == found.remedies[0]
     text = _loop(found)
     assert text.startswith("training reaches 100 (")
-    assert "49% of the step alone; low: 1.50x (yields); no gain: more workers" in text
+    assert "49% of the rate of the step alone; low: 1.50x (yields); no gain: more workers" in text
 
     assert not judge_loop(BASE, BASE).is_slower
     assert judge_loop(BASE, BASE, [Measured(low, None, BASE)]).recommended is None
@@ -258,7 +258,7 @@ def test_the_same_images_are_read_alike(changed: dict[str, Any], decode: str) ->
         ("thread", ['priority="low"', 'engine="helper"', 'engine="helper" with priority="low"']),
     ],
 )
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority for each thread")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has per-thread priorities")
 def test_changes_for_the_training_loop_depend_on_the_engine(engine: str, names: list[str]) -> None:
     assert [remedy.name for remedy in loop_changes(profile(setup=setup(engine=engine)))] == names
 

@@ -102,7 +102,7 @@ def test_images_that_were_slow_once_are_told_apart(spent: list[float]) -> None:
     found = tail_of(Own(seconds, spent))
     assert found is not None
     assert found.passing
-    assert "read again, they were fast" in _tail(found)
+    assert "they were fast on a second read" in _tail(found)
 
 
 def stored(folder: Path, sizes: list[int], kinds: list[str]) -> Any:
