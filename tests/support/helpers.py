@@ -237,6 +237,7 @@ def run_main(*arguments: object) -> subprocess.CompletedProcess[str]:
         with (
             mock.patch.object(sys, "argv", command),
             mock.patch.object(warnings, "showwarning"),
+            mock.patch.dict(os.environ),
             mock.patch.multiple(gc, disable=mock.DEFAULT, freeze=mock.DEFAULT),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
