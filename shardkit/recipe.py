@@ -213,17 +213,18 @@ class Recipe(RecipeOptions):
         self._check_pixels()
         if self.resize is not None and self.resize_mode is None:
             mode = "shorter" if isinstance(self.resize, int) else "crop"
-            object.__setattr__(self, "resize_mode", mode)
+            object.__setattr__(self, "resize_mode", mode)  # manifests state what was done
         if type(self.resize) is int:
             object.__setattr__(self, "resize", (self.resize, self.resize))
         if self.resize is not None and (
             not isinstance(self.resize, tuple) or len(self.resize) != 2
         ):
             raise UsageError(f"{setting('resize', self.resize)} is not a pair of height and width")
+        # A JPEG states its sides in 16 bits.
         if self.box is not None and not all(1 <= side <= 65535 for side in self.box):
             size = "{}x{}".format(*self.box)
             raise UsageError(f"{setting('resize', size)} is not between 1 and 65535 pixels")
-        if not all(0 <= part <= 255 for part in self.fill):
+        if not all(0 <= channel <= 255 for channel in self.fill):
             raise UsageError(f"background {self.background} is not three numbers from 0 to 255")
         has_one_size = self.resize is not None and self.resize_mode in ("crop", "pad", "stretch")
         if self.encode == "raw" and not has_one_size:
@@ -231,7 +232,7 @@ class Recipe(RecipeOptions):
                 "the raw encoding requires images of one size: resize to HxW with mode crop, pad "
                 "or stretch"
             )
-        if math.prod(self.raw_shape or ()) >= 2**32:
+        if math.prod(self.raw_shape or ()) >= 2**32:  # the index has 32 bits for a length
             raise UsageError("resize would produce raw images of over 4 GiB each")
 
     def _check_pixels(self) -> None:

@@ -210,9 +210,10 @@ def _write_records(
     encoding = get_format(task.format).chunks
     starts: list[_Start] = []
     meter = Meter()
-    if task.workers == 1:
+    if task.workers == 1:  # else each process reads its own chunk ahead: see `_prepare`
         task.source.ahead()
     for chunk, prepared in zip(chunks, workers.map_in_order(_prepare, chunks), strict=True):
+        # After a bad image, the rest is only examined, to name all bad images at once.
         if task.keep or not (tally.bad or prepared.tally.bad):
             with _named_failures():
                 for record in prepared.records:
@@ -270,7 +271,7 @@ def _chunks(task: ShardTask) -> Iterator[_Chunk]:
     starts = [0]
     size = 0
     for row, stored in enumerate(source.numbers("bytes")):
-        size += max(stored, raw_bytes)
+        size += max(stored, raw_bytes)  # a small file may have many pixels
         if row > starts[-1] and (size > most or row - starts[-1] == _CHUNK_ROWS):
             starts.append(row)
             size = max(stored, raw_bytes)

@@ -152,6 +152,7 @@ def divide(works: Sequence[Work[_Task]]) -> tuple[list[_Task], list[_Task]]:
     for work in works:
         for task in work.tasks:
             if task.result_folder not in work.results:
+                # Not yet compared with its digests: the task does that when it is carried out.
                 (done if load_result(task) else others).append(task)
     return done, others
 
@@ -210,7 +211,7 @@ def require_good(works: Sequence[ShardWork], plan: Plan, staging: StagingDirecto
     if small:
         count += f", {small} of them too small ({TOO_SMALL} accepts these)"
     first = f"The first is {problems[0].path}: {problems[0].message}"
-    if skip or not shards:
+    if skip or not shards:  # nothing that a rerun could reuse
         staging.discard()
     if skip:
         error = BadImages(f"{count}; nothing was written. No good image is left. {first}")

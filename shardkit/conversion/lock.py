@@ -112,17 +112,13 @@ def _take(target: Path, work: str) -> Callable[[], None] | None:
         os.close(descriptor)
         if error.errno not in _NO_LOCKS:
             raise
-        return _own(target, f"{work}/owner")
-    os.close(descriptor)
-    return None
-
-
-def _own(target: Path, owner: str) -> Callable[[], None] | None:
-    """Write this process's name to the file ``owner``, unless it names a running process."""
-    if not own(target, owner):
+        owner = f"{work}/owner"
+        if own(target, owner):
+            return lambda: _remove(target, owner, _this_process())
         require_dead(target, owner)
         return None
-    return lambda: _remove(target, owner, _this_process())
+    os.close(descriptor)
+    return None
 
 
 def _remove(target: Path, owner: str, name: bytes) -> None:

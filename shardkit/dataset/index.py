@@ -336,10 +336,10 @@ class Index:
         for name, field in self._schema.items():
             if name == LABEL:
                 labels = (entries["label"] for entries in self.entries())
-                counts[name] = sum(int(np.count_nonzero(some != NO_LABEL)) for some in labels)
+                counts[name] = sum(int(np.count_nonzero(block != NO_LABEL)) for block in labels)
             elif field.type.stored_apart:
                 kinds = (entries["field"] for entries in self.entries(name))
-                counts[name] = sum(int(np.count_nonzero(some != _ABSENT_CODE)) for some in kinds)
+                counts[name] = sum(int(np.count_nonzero(block != _ABSENT_CODE)) for block in kinds)
             else:
                 counts[name] = self.column(name).filled()
         return counts

@@ -334,7 +334,7 @@ class Manifest:
         for entry in parts:
             check_source(entry.source)
             if entry.source["kind"] == PARTS:
-                raise ValueError("a part has parts")
+                raise ValueError("a part has parts")  # a merge of merged datasets lists all
         return parts
 
     @functools.cached_property
@@ -382,10 +382,8 @@ class Manifest:
     @property
     def relabels(self) -> bool:
         """Whether the label of a row is another one than in the shards and the index."""
-        before = self.base.fields_by_name
-        if self.layer_of(LABEL) is not None:
-            return True
-        return LABEL in before and LABEL not in self.fields_by_name
+        is_removed = LABEL in self.base.fields_by_name and LABEL not in self.fields_by_name
+        return is_removed or self.layer_of(LABEL) is not None
 
     @property
     def archives(self) -> str | None:
@@ -700,7 +698,7 @@ def _check_files(manifest: Manifest) -> None:
             raise ValueError(f"{entry.name!r} cannot be a file of a dataset")
     for entry in manifest.layer_files:
         require_file_name(entry.name)
-    if len(set(names)) != len(names):
+    if len(set(names)) != len(names):  # `files` are looked up by name: one would go unchecked
         raise ValueError("two entries have the same file name")
     _check_shards([shard.name for shard in manifest.shards], manifest.archives)
 
@@ -711,11 +709,8 @@ def _check_layers(manifest: Manifest, layering: Layering) -> None:
     if not names or sorted(set(names)) != names or layering.before > len(names):
         raise ValueError("the layers are not in order")
     for layer in layering.layers:
-        if not _LAYER.fullmatch(f"{layer.folder}/") or layer.operation not in (
-            ADD,
-            REPLACE,
-            REMOVE,
-        ):
+        is_known = layer.operation in (ADD, REPLACE, REMOVE)
+        if not is_known or not _LAYER.fullmatch(f"{layer.folder}/"):
             raise ValueError(f"the layer {layer.name!r} is unknown")
         if not layer.fields or (layer.operation == REMOVE and layer.files):
             raise ValueError(f"the layer {layer.name!r} lacks fields, or has unneeded files")

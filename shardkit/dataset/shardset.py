@@ -85,6 +85,7 @@ class ShardSet:
         options = (self._verify, self.dataset.access, self.dataset.root)
         return _reopen, (self.directory, *options, self.manifest.digest)  # refuses a successor
 
+    # `unchanged`: files of a dataset that has replaced this one must not be read as its own.
     @cached_property
     def keys(self) -> StringTable:
         """The key of each row."""

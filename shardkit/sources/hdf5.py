@@ -188,9 +188,9 @@ class Hdf5(ColumnSource, AttachableSource):
             return iter(())
         path = os.path.abspath(self.inputs[place_of(entries[0].place)[0]].path)
 
-        def offsets(some: Sequence[Entry]) -> list[int | None]:
-            rows = [place_of(entry.place)[1] for entry in some]
-            return call(hdf5_reader.offsets, path, some[0].stamp, self.image.name, rows)
+        def offsets(chunk: Sequence[Entry]) -> list[int | None]:
+            rows = [place_of(entry.place)[1] for entry in chunk]
+            return call(hdf5_reader.offsets, path, chunk[0].stamp, self.image.name, rows)
 
         return located_in(path, entries, offsets, partial(self.record, in_place=True))
 

@@ -169,9 +169,9 @@ class Lmdb(ListedSource, AttachableSource):
     def located(self, split: str, entries: Sequence[Entry]) -> Iterator[Located | BadImage]:
         """Yield each of some images, with the offset of its value."""
 
-        def offsets(some: Sequence[Entry]) -> list[int | None]:
-            keys = [self._key(entry) for entry in some]
-            return call(lmdb_reader.offsets, self._file, some[0].stamp, keys)
+        def offsets(chunk: Sequence[Entry]) -> list[int | None]:
+            keys = [self._key(entry) for entry in chunk]
+            return call(lmdb_reader.offsets, self._file, chunk[0].stamp, keys)
 
         return located_in(self._file, entries, offsets, partial(self.read, split))
 

@@ -114,10 +114,10 @@ class NamedSource(ListedSource):
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the images; UsageError if all are links that lead out of the folder."""
-        found = super().scan(classes)
-        problems = [problem for listed in found.problems.values() for problem in listed]
+        scan = super().scan(classes)
+        problems = [problem for listed in scan.problems.values() for problem in listed]
         only_links = all("follow_links" in problem.settings for problem in problems)
-        if not any(map(len, found.splits.values())) and only_links:
+        if not any(map(len, scan.splits.values())) and only_links:
             error = UsageError(
                 f"all images of {self} are links that lead out of {self.root}, as in a cache of "
                 "the Hub",
@@ -125,7 +125,7 @@ class NamedSource(ListedSource):
             )
             error.lacks = _FOLLOWED
             raise error
-        return found
+        return scan
 
     def _is_folder(self, path: str) -> bool:
         archive = zip_folder(path) if self.reads_zip else None
