@@ -17,7 +17,7 @@ import numpy as np
 
 from shardkit.codecs.geometry import Geometry, turn
 from shardkit.codecs.image import ImageInfo, decode_mask, encode_mask, image_field_of, inspect
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Schema
 from shardkit.options import option
 from shardkit.record import Record
@@ -52,7 +52,9 @@ class AnnotatedOptions(NamedOptions):
 
     def __post_init__(self) -> None:
         if self.annotated not in (None, STORED, UPRIGHT):
-            raise UsageError(f"annotated={self.annotated!r} is not {STORED} or {UPRIGHT}")
+            raise UsageError(
+                f"{setting('annotated', self.annotated)} must be {STORED} or {UPRIGHT}"
+            )
 
 
 class AnnotatedSource(NamedSource):
@@ -101,8 +103,8 @@ class AnnotatedSource(NamedSource):
         """Set the fields that a scan found, and note what is odd about them."""
         super().settle_fields(schema, numbers)
         if self._outside:
-            verb = "box reaches" if self._outside == 1 else "boxes reach"
-            self.notes.append(f"{self._outside:,} {verb} outside of the picture")
+            verb = "box extends" if self._outside == 1 else "boxes extend"
+            self.notes.append(f"{self._outside:,} {verb} beyond the image")
 
     def fit(self, values: dict[str, Any], record: Record) -> dict[str, Any]:
         """Return boxes and points in stored pixels; BadImage if the image has another size."""
@@ -144,14 +146,15 @@ class AnnotatedSource(NamedSource):
             return rule == UPRIGHT
         if stated not in (stored, info.upright):
             raise BadImage(
-                f"its annotations are for {stated[0]} x {stated[1]} pixels, but it has "
+                f"its annotations are for {stated[0]} x {stated[1]} pixels, but the image is "
                 f"{stored[0]} x {stored[1]}"
             )
         shows = STORED if stated == stored else UPRIGHT
         if rule not in (None, shows):
             raise BadImage(
-                f"its annotations are for {stated[0]} x {stated[1]} pixels, the {shows} picture, "
-                f"but those of the dataset refer to the {rule} one (annotated={rule!r})"
+                f"its annotations are for {stated[0]} x {stated[1]} pixels, the {shows} image, but "
+                f"the dataset's annotations refer to the {rule} image "
+                f"({setting('annotated', rule)})"
             )
         return shows == UPRIGHT
 

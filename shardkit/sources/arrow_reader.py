@@ -36,7 +36,7 @@ class _File:
         except (pa.ArrowInvalid, OSError) as error:
             if isinstance(error, OSError) and error.errno:  # not the content's fault
                 raise
-            raise BadImage(f"it is damaged, or not {kind}") from error
+            raise BadImage(f"it is damaged or is not {kind}") from error
         self._held: OrderedDict[tuple[int, tuple[str, ...]], Any] = OrderedDict()
 
     def _open(self, path: str) -> None:
@@ -159,7 +159,7 @@ def _plain(value: object) -> object:
     if isinstance(value, np.floating):
         return float(value)
     if isinstance(value, bytes):
-        raise BadImage("a value has bytes inside of it")
+        raise BadImage("a value contains bytes")
     return str(value)  # dates, times and decimals
 
 

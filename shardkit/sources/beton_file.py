@@ -121,13 +121,15 @@ def parse_beton(view: OpenedFile) -> Beton:
     """
     head = view.read(0, _HEADER.size)
     if len(head) < _HEADER.size:
-        raise BadImage(f"it has {len(head)} bytes, too few for an FFCV file")
+        raise BadImage(f"it has only {len(head)} bytes, too few for an FFCV file")
     version, count, _, rows, table = _HEADER.unpack(head)
     if version != _VERSION or not 0 < count <= _MOST_FIELDS:
-        raise BadImage(f"it is not an FFCV file of version {_VERSION}: it states {version}")
+        raise BadImage(
+            f"it is not an FFCV file of version {_VERSION}: it declares version {version}"
+        )
     if not table:
         raise BadImage(
-            "FFCV did not finish it, so it has no table of allocations", remedy="write it again"
+            "FFCV did not finish it, so it has no allocation table", remedy="write it again"
         )
     described = view.read(_HEADER.size, _DESCRIPTOR * count)
     if len(described) < _DESCRIPTOR * count:
@@ -143,8 +145,8 @@ def parse_beton(view: OpenedFile) -> Beton:
     size = table + expected * _ALLOCATION.itemsize
     if beton.data > table or size != view.size:
         raise BadImage(
-            f"it has {view.size:,} bytes, but {size:,} are needed for {rows:,} samples: it is "
-            "truncated or damaged;",
+            f"it has {view.size:,} bytes, but {rows:,} samples need {size:,}: it is truncated or "
+            "damaged;",
             remedy="copy it again",
         )
     return beton
@@ -155,7 +157,7 @@ def _parse_field(data: bytes) -> tuple[str, BetonField]:
     if data[0] not in _KINDS or not name:
         what = "a custom type" if data[0] == 255 else f"the unknown type {data[0]}"
         raise BadImage(
-            f"its field {quoted(name)} has {what}: only code of its author can read it",
+            f"its {quoted(name)} field has {what}, which only its author's code can read",
             remedy="Write the file without this field",
         )
     kind, in_row = _KINDS[data[0]]
@@ -170,7 +172,9 @@ def _parse_field(data: bytes) -> tuple[str, BetonField]:
     except TypeError:
         dtype = None
     if dtype is None:
-        raise BadImage(f"its array {quoted(name)} is not of plain numbers: {quoted(str(stated))}")
+        raise BadImage(
+            f"the values of its {quoted(name)} array are not plain numbers: {quoted(str(stated))}"
+        )
     while sides and not sides[-1]:
         sides.pop()
     return name, BetonField(kind, in_row, dtype, tuple(sides))
@@ -194,7 +198,7 @@ class Allocations:
             block = np.frombuffer(data, _ALLOCATION)
             room = np.uint64(beton.table) - np.minimum(block["start"], np.uint64(beton.table))
             if np.any(block["start"] < beton.data) or np.any(block["size"] > room):
-                raise BadImage("its table of allocations leads outside of its data: it is damaged")
+                raise BadImage("its allocation table points outside its data: it is damaged")
             blocks.append(block)
         table = np.concatenate(blocks)
         blocks.clear()
@@ -205,7 +209,7 @@ class Allocations:
         self._sizes = sizes[order]
         self._owners = table["sample"][order]
         if np.any(self._starts[:-1] + self._sizes[:-1] > self._starts[1:]):
-            raise BadImage("its table of allocations has ranges that overlap: it is damaged")
+            raise BadImage("its allocation table has overlapping ranges: it is damaged")
 
     def sizes(
         self, starts: npt.NDArray[np.uint64], rows: npt.NDArray[np.uint64]

@@ -86,7 +86,7 @@ class Cifar(ListedSource):
         missing = [name for name in self._files if not (self.path / name).is_file()]
         if missing:
             raise UsageError(
-                f"{folder} lacks {', '.join(missing)};",
+                f"{folder} does not contain {', '.join(missing)};",
                 remedy=f"download {self._layout.title} again, or choose one split with "
                 f"{setting('split')}",
             )
@@ -117,7 +117,7 @@ class Cifar(ListedSource):
         else:
             next(iter(listings.values())).ignore(names_file, "missing, so classes are numbers")
         return {
-            "data": f"{self._layout.title}, 32 x 32 pixels, stored as PNG",
+            "data": f"{self._layout.title}: 32 x 32 images, stored as PNG",
             "files": ", ".join(self._files),
             "label": f"{self._label}, named by {names_file}" if self.class_names else self._label,
         }
@@ -131,8 +131,8 @@ class Cifar(ListedSource):
         def scan(view: OpenedFile) -> None:
             if view.size % size:
                 raise BadImage(
-                    f"its {view.size} bytes are not a multiple of {size}: it is damaged, or not "
-                    f"the binary version of {self._layout.title}"
+                    f"its size, {view.size} bytes, is not a multiple of {size}: it is damaged or "
+                    f"is not the binary version of {self._layout.title}"
                 )
             for start in range(0, view.size, size * _CHUNK):
                 values = view.read(start, size * _CHUNK)[column::size]
@@ -168,12 +168,14 @@ def _layout_of(folder: Path) -> _Layout:
     if python:
         dataset = f"torchvision.datasets.{python[0]}({str(folder.resolve().parent)!r})"
         raise UsageError(
-            f"{folder} is the Python version of CIFAR, which is pickled and could run any code",
+            f"{folder} is the Python version of CIFAR, whose pickle files could run any code",
             remedy="download the binary version; or convert it in Python with torchvision, which "
-            f"knows its hash: shardkit.convert({dataset}, 'DST/train', to='lmdb'), and with "
-            "train=False for DST/test",
+            f"checks its hash: shardkit.convert({dataset}, 'DST/train', to='lmdb'), and "
+            "with train=False for DST/test",
         )
-    raise UsageError(f"{folder} holds no data_batch_1.bin (CIFAR-10) or train.bin (CIFAR-100)")
+    raise UsageError(
+        f"{folder} contains neither data_batch_1.bin (CIFAR-10) nor train.bin (CIFAR-100)"
+    )
 
 
 SOURCE = SourceKind(

@@ -39,7 +39,7 @@ class CocoOptions(AnnotatedOptions):
         None,
         help="Folder or zip archive of the images.",
         metavar="DIR",
-        shown="that of SRC",
+        shown="the folder of SRC",
         stored="",
     )
 
@@ -127,7 +127,7 @@ class Coco(AnnotatedSource):
                 return
             if outer:
                 self._outer = outer
-                self.notes.append(f"names of files start with {outer}, read as {self.root}")
+                self.notes.append(f"file names start with {outer}, which is read as {self.root}")
                 return
 
     def _content(self) -> _Content:
@@ -143,7 +143,7 @@ class Coco(AnnotatedSource):
                     )
                 return _Content(view.read(0, view.size).decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            reason = f"is not a file of COCO annotations: {error}"
+            reason = f"is not a COCO annotation file: {error}"
             raise UsageError(f"{self.path} {reason}") from error
 
 
@@ -190,14 +190,14 @@ class _Content:
         for of_image in [self._of_image.pop(key) for key in self._of_image.keys() - ids]:
             for item in of_image:
                 image = quoted(item.stated["image_id"])
-                self.stray.append((f"annotations[{item.number}]", f"there is no image {image}"))
+                self.stray.append((f"annotations[{item.number}]", f"no image has the id {image}"))
         self.stray.sort()
         self._labels, names, points = _read_categories(categories, used)
         self.notes = []
         if twins := len(categories) - len(names):
             self.notes.append(
-                f"left out {amount(twins, 'category')} without annotations that shares its name "
-                "with another"
+                f"left out {amount(twins, 'category')} without annotations, whose name another "
+                "category has"
             )
         are_integers = all(isinstance(key, int) for key in ids)
         image_id = Field("number", "int64") if are_integers else Field("json")
@@ -219,7 +219,7 @@ class _Content:
     def _add(self, value: Any, start: int, end: int) -> None:
         number, self.objects = self.objects, self.objects + 1
         if not isinstance(value, dict) or not isinstance(value.get("image_id"), int | str):
-            self.stray.append((f"annotations[{number}]", "it states no image_id"))
+            self.stray.append((f"annotations[{number}]", "it has no image_id"))
             return
         self.terms.update(dict.fromkeys(value))
         terms = {name: value[name] for name in _STATED if name in value}
@@ -234,7 +234,7 @@ class _Content:
         """Return the values of an image as JSON, and its boxes."""
         key = _id_of(image)
         if key is None:
-            raise BadImage("it has no id that is an integer or text")
+            raise BadImage("its id is missing, or is neither an integer nor text")
         if key in self._seen:
             raise BadImage(f"another image has the id {quoted(key)}")
         self._seen.add(key)
@@ -270,7 +270,7 @@ class _Content:
     def _label(self, terms: Mapping[str, Any]) -> int:
         category = terms.get("category_id")
         if not isinstance(category, int | str) or category not in self._labels:
-            raise BadImage(f"there is no category {quoted(category)}")
+            raise BadImage(f"no category has the id {quoted(category)}")
         return self._labels[category]
 
     def _box(self, terms: Mapping[str, Any]) -> list[float]:
@@ -281,7 +281,7 @@ class _Content:
         count = len(self.schema["keypoints"].classes or ())
         numbers = terms.get("keypoints", [0] * 3 * count)
         if not isinstance(numbers, list) or len(numbers) != 3 * count:
-            raise BadImage(f"it has not {count} keypoints of three numbers each")
+            raise BadImage(f"its keypoints are not {count} groups of three numbers")
         return [numbers[start : start + 3] for start in range(0, 3 * count, 3)]
 
 
@@ -330,7 +330,7 @@ def _read_categories(
         if not all(isinstance(category, int | float | str) for category in (*ids, *names)):
             raise TypeError
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError("a category has no id or name, or a wrong one") from error
+        raise ValueError("a category has a missing or invalid id or name") from error
     _require_once("ID", ids)
     by_name: dict[str, list[Any]] = {}
     for key, name in zip(ids, names, strict=True):
@@ -379,7 +379,7 @@ def _items(text: str) -> Iterator[tuple[str, Any, int, int]]:
             break
         at = _after(text, at, ",")
     if at + 1 != len(text.rstrip()):
-        raise ValueError(f"there is more after its end, at character {at + 1}")
+        raise ValueError(f"it continues after its end, at character {at + 1}")
 
 
 def _after(text: str, at: int, sign: str) -> int:
@@ -406,7 +406,7 @@ def _open(path: str | Path, options: CocoOptions) -> Source:
 def _recognize(seen: Overview) -> Iterator[Recognition]:
     if not seen.is_folder:
         if seen.path.suffix.lower() == ".json" and _is_coco(seen.ends()):
-            yield Recognition("a file of annotations")
+            yield Recognition("an annotation file")
         return
     folders = ["", *seen.folders()[:100]]
     for folder in folders:

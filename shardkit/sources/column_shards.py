@@ -64,10 +64,13 @@ class ColumnShards(ColumnSource, AttachableSource):
         for split, folder in self._find_splits(Path(path)).items():
             columns, shards = self._read_index(folder)
             if not 0 < len(columns) == len({c.name for c in columns}) <= _MOST_COLUMNS:
-                raise UsageError(f"{folder / _INDEX} has no columns, too many, or one twice")
+                raise UsageError(
+                    f"{folder / _INDEX} lists no columns, too many columns, or the "
+                    "same column twice"
+                )
             if files and _types(columns) != _types(self._columns):
                 raise UsageError(
-                    f"{path}: its folders differ in columns", remedy="convert each alone"
+                    f"the folders in {path} have different columns", remedy="convert each alone"
                 )
             self._columns = columns
             for name, rows, size in shards:
@@ -102,7 +105,7 @@ class ColumnShards(ColumnSource, AttachableSource):
             ) from error
         if not found:
             raise UsageError(
-                f"there is no {_INDEX} in {path} or its folders: is it a dataset of {self.format}?"
+                f"neither {path} nor its folders contain {_INDEX}: is it {self.format} data?"
             )
         return found
 
@@ -120,18 +123,18 @@ class ColumnShards(ColumnSource, AttachableSource):
             raise UsageError(f"{error.filename or path}: {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise UsageError(f"{path} is not an index of {self.format}: {reason}") from error
+            raise UsageError(f"{path} is not a valid {self.format} index: {reason}") from error
         if not shards:
-            raise UsageError(f"{path} names no shards")
+            raise UsageError(f"{path} lists no shards")
         return columns, shards
 
     def rows(self, file: RowFile, view: OpenedFile) -> Iterator[Cells]:
         """Yield the samples of a shard."""
         count = self._rows[file.path]
         if view.size != file.size:
-            raise BadImage(f"it has {view.size:,} bytes, but the index states {file.size:,}")
+            raise BadImage(f"it has {view.size:,} bytes, but the index lists {file.size:,}")
         if view.read(0, 4) != struct.pack("<I", count):
-            raise BadImage("its number of samples differs from the index")
+            raise BadImage("the index lists a different number of samples")
         for first in range(0, count, _CHUNK):
             offsets = _offsets(view, first, min(_CHUNK, count - first))
             for row, (start, end) in enumerate(pairwise(offsets), first):
@@ -167,7 +170,7 @@ class _Sample(Cells):
         stated = sum(column.size is None for column in self._columns)
         at = start + 4 * stated
         if not least <= start <= at <= end <= self._view.size:
-            raise BadImage("its offset leads outside of the samples")
+            raise BadImage("its offset is outside the samples")
         sizes = iter(struct.unpack(f"<{stated}I", self._view.read(start, 4 * stated)))
         spans = {}
         for column in self._columns:
@@ -175,7 +178,7 @@ class _Sample(Cells):
             spans[column.name] = at, size
             at += size
         if at != end:
-            raise BadImage("the sizes of its columns differ from the size of the sample")
+            raise BadImage("the sizes of its columns do not add up to the size of the sample")
         return spans
 
     def has(self, name: str) -> bool:
@@ -232,7 +235,7 @@ def column_of(name: str, stated: str, kind: str, plain: Mapping[str, str]) -> Co
     if kind == "pil":
         return plain_column(name, stated, "image", png_of_pil, why="stored as PNG")
     is_pickle = kind in ("pkl", "pickle")
-    why = "pickles can run code" if is_pickle else "shardkit does not know its type"
+    why = "pickles can run code" if is_pickle else "its type is unknown to shardkit"
     return Column(name, stated, "", why=why)
 
 
@@ -257,7 +260,7 @@ def png_of_pil(data: bytes) -> bytes:
     require_pixels((height, width))
     pixels = data[12 + length :]
     if len(pixels) != math.prod((height, width, _MODES[mode])):
-        raise BadImage(f"its pixels are not {width} x {height} of {mode}")
+        raise BadImage(f"its pixels do not match its size, {width} x {height}, and mode, {mode}")
     return as_png(Image.frombytes(mode, (width, height), pixels))
 
 
@@ -279,4 +282,4 @@ def _decoded(column: Column, data: bytes) -> Any:
     except BadImage as error:
         raise BadImage(f"{column.name}: {error.problem}", remedy=error.remedy) from error
     except (ValueError, IndexError, TypeError, struct.error, RecursionError) as error:
-        raise BadImage(f"its {column.name} is no {column.type}: {error}") from error
+        raise BadImage(f"its {column.name} is not a valid {column.type} value: {error}") from error

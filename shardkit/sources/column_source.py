@@ -39,7 +39,7 @@ from shardkit.sources.labels import Value, read_classes
 from shardkit.sources.unpacking import packing_of
 from shardkit.system.text import name_list, quoted
 
-_CONVERT = "use `shardkit convert`"
+_CONVERT = "convert it with `shardkit convert`"
 
 
 class RowFile(NamedTuple):
@@ -214,18 +214,18 @@ class RowSource(ListedSource):
         for file in self.inputs:
             if packing_of(file.path):
                 raise UsageError(
-                    f"{file.path} is compressed, so its images cannot be read in place",
+                    f"its images cannot be read in place, because {file.path} is compressed",
                     remedy=f"{_CONVERT}, or unpack it",
                 )
         if not self.is_in_place(self.image, self.image.field):
-            raise UsageError(f"the column {self.image} cannot be read in place", remedy=_CONVERT)
+            raise UsageError(f"column {self.image} cannot be read in place", remedy=_CONVERT)
         for kept in self.keep:
             column = self.column_of(kept.source)
             field = self.schema[kept.name]
             is_same = self.is_in_place(column, field)
             if field.type.stored_apart and not is_same:
                 raise UsageError(
-                    f"the column {column} cannot be read in place",
+                    f"column {column} cannot be read in place",
                     remedy=f"{_CONVERT}, or omit it with {setting('keep')}",
                 )
         return images_by_file(self.paths(), images)
@@ -253,7 +253,7 @@ class RowSource(ListedSource):
         for name in (self.image.name, *(kept.source for kept in apart)):
             offset = cells.offset(name)
             if offset is None:  # before it is read: it may be one large hole
-                raise BadImage(f"its {name or 'image'} is not stored in one piece")
+                raise BadImage(f"its {name or 'image'} is not stored as one byte range")
             places[name] = offset
         record = self._record(entry, cells, in_place=True)
         offsets = {record.image_field or FOREIGN_FIELD: places[self.image.name]}
@@ -263,7 +263,7 @@ class RowSource(ListedSource):
         for name, offset in offsets.items():
             data = record.fields[name]
             if view.read(offset, len(data)) != data:
-                raise BadImage(f"its {name} is not stored as it is")
+                raise BadImage(f"its {name} is not stored unchanged")
         return Located(record, offsets)
 
 
@@ -271,7 +271,7 @@ class ColumnSource(RowSource):
     """Files of rows with named columns."""
 
     images: Sequence[str] = ("image", "bytes")
-    """What columns of images may hold."""
+    """Content of columns that may be images."""
     is_eager = False
     """Whether all columns are kept by default; see `Columns`."""
 
@@ -322,7 +322,7 @@ class ColumnSource(RowSource):
                 listing.blame_rest(file.name, reason)
         self.notes += self.chosen.notes
         count = sum(map(len, listings.values()))
-        files = f"{len(self.inputs):,}, with {count:,} {self.rows_are}"
+        files = f"{len(self.inputs):,}, containing {count:,} {self.rows_are}"
         understood = self.chosen.describe(self.image_words(), self.name)
         return {"files": files, **understood, "label": self.label_words()}
 
@@ -370,4 +370,4 @@ class ColumnSource(RowSource):
 
 
 def _lacks(name: str) -> BadImage:
-    return BadImage(f"its row has no {name}; {name}? accepts it")
+    return BadImage(f"its row has no {name}; to allow this, write {name}?")

@@ -73,7 +73,7 @@ def one_hot(rows: npt.NDArray[Any], where: str) -> list[Value]:
     if bad.any():
         raise BadImage(
             f"a row of {where} is {quoted(rows[bad.argmax()].tolist())}, not zeros and a single 1",
-            remedy=f"keep it as an array with {setting('keep', where)} and "
+            remedy=f"to keep it as an array, pass {setting('keep', where)} and "
             f"{setting('label', 'none')}",
         )
     return [*rows.argmax(1).tolist()]
@@ -89,7 +89,7 @@ def lost_labels(
     ways = ", ".join(setting(option, name) for name in names)
     listed = " or ".join(names)
     none = setting("label", NONE)
-    return f"no labels, but {listed} may hold them: use {ways} or {none}" if names else ""
+    return f"labels may be in {listed}: pass {ways} or {none}" if names else ""
 
 
 _BITS: dict[object, bool] = {0: False, "0": False, "0.0": False, "false": False}
@@ -184,7 +184,7 @@ class ColumnOptions(SourceOptions):
     )
     label: str | None = option(
         None,
-        help="Column of labels, integers or text; none: no labels.",
+        help="Column of labels (integers or text); none: no labels.",
         metavar="NAME",
         stored="label_field",
         shown="label, or the only integer column",
@@ -290,7 +290,7 @@ class Columns:
         """Rule out columns of another length."""
         for name, column in self._columns.items():
             if column.rows != rows:
-                why = f"it has {column.rows:,} values for {rows:,} images"
+                why = f"it has {column.rows:,} values, but there are {rows:,} images"
                 self._columns[name] = column._replace(holds="", why=why)
 
     def _refuse_other_length(self) -> None:
@@ -300,7 +300,7 @@ class Columns:
         if name := usual_label(names, self.image):
             raise UsageError(
                 f"{self._path}: {name} looks like labels, but {self._columns[name].why};",
-                remedy=f"{setting('label', NONE)} converts without labels",
+                remedy=f"to convert without labels, pass {setting('label', NONE)}",
             )
 
     def _lost_labels(self) -> list[str]:
@@ -312,7 +312,10 @@ class Columns:
         integers = [column.name for column in left if column.holds == "integer"]
         names = [column.name for column in left if self._may_be_labels(column)]
         note = lost_labels(names, self.image, integers * (len(integers) == 1))
-        notes = [f"{name} may hold several labels: use {setting('keep', name)}" for name in lists]
+        notes = [
+            f"{name} may contain several labels per image: keep it with {setting('keep', name)}"
+            for name in lists
+        ]
         return [*notes, note] if note else notes
 
     @property
@@ -329,20 +332,20 @@ class Columns:
                 holds = self._columns[name].holds if name in self._columns else ""
                 remedy = _REMEDIES.get(holds, "")
                 raise UsageError(
-                    f"{self._path} has no column {quoted(name)} of images; it has {self._listed}"
-                    f"{remedy}"
+                    f"{self._path} has no image column {quoted(name)}; it has "
+                    f"{self._listed}{remedy}"
                 )
             return name
         usual = [known for known in _USUAL_IMAGES if known in files + others]
         names = files or others
         if len(names) > 1 and not usual:
             raise UsageError(
-                f"{self._path} has {len(names)} columns that may be images",
+                f"{self._path} has {len(names)} columns that may contain images",
                 remedy=f"choose with {setting('image')} from {name_list(names)}",
             )
         if not names:
             raise UsageError(
-                f"{self._path} has no column of images; it has {self._listed}; for arrays without "
+                f"{self._path} has no image column; it has {self._listed}; for arrays without "
                 f"images, {AS_ARRAYS}"
             )
         return (usual or names)[0]
@@ -353,7 +356,7 @@ class Columns:
         if name is not None:
             column = self._columns.get(name)
             if column is None or not self._may_be_labels(column):
-                why = f", as {column.why}" if column and column.why else ""
+                why = f": {column.why}" if column and column.why else ""
                 raise UsageError(
                     f"{self._path} has no column {quoted(name)} of integers or text{why}; it has "
                     f"{self._listed}"
@@ -395,10 +398,9 @@ class Columns:
         names = [field_name(name) for name in others]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UsageError(
-                f"{self._path} has several columns for a field {twice!r};",
-                remedy="give them names with "
-                f"{setting('keep', f'other={others[names.index(twice)]}')}, or leave all out "
-                f"with {setting('keep', 'none')}",
+                f"{self._path} has several columns for one field, {twice!r};",
+                remedy=f"name one with {setting('keep', f'other={others[names.index(twice)]}')}, "
+                f"or leave all out with {setting('keep', 'none')}",
             )
         return [Kept(*pair, None, None, False) for pair in zip(names, others, strict=True)]
 
@@ -408,14 +410,14 @@ class Columns:
             return kept.field("")
         if not column.holds:
             raise UsageError(
-                f"{self._path}: the column {quoted(column.name)} ({column.type}) cannot be "
-                f"stored: {column.why};",
-                remedy=f"name the others with {setting('keep')}, or leave all out with "
+                f"{self._path}: column {quoted(column.name)} ({column.type}) cannot be stored: "
+                f"{column.why};",
+                remedy=f"list the others in {setting('keep')}, or leave all out with "
                 f"{setting('keep', 'none')}",
             )
         if kept.pointer is not None and column.holds not in PARSED:
             raise UsageError(
-                f"{setting('keep', str(kept))}: only JSON has parts, and this column is {column}"
+                f"{setting('keep', str(kept))} selects a part of JSON, but this column is {column}"
             )
         if kept.pointer is None and kept.kind in (None, column.field.kind):
             return column.field
@@ -425,7 +427,7 @@ class Columns:
         others |= column.field.kind == "array" and field.kind in _OF_ARRAYS
         if column.holds not in PARSED and not others:
             raise UsageError(
-                f"{setting('keep', str(kept))}: the column {column} becomes {column.field}"
+                f"{setting('keep', str(kept))}: column {column} becomes {column.field}"
             )
         return field
 

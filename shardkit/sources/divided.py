@@ -58,17 +58,17 @@ class Division(DivisionOptions):
         for name, share in ((VAL, self.val), (TEST, self.test)):
             if type(share) not in (int, float) or not 0 <= share < 1:
                 raise UsageError(
-                    f"{setting(name, share)} is not a fraction from 0 to below 1, such as 0.1"
+                    f"{setting(name, share)} must be a fraction from 0 to less than 1, such as 0.1"
                 )
         if not 0 < self.val + self.test < 1:
             raise UsageError(
-                f"give a fraction with {setting('val')}, {setting('test')} or both, which leave "
-                f"images for train: such as {setting('val', 0.1)}"
+                f"pass fractions that leave images for train with {setting('val')}, "
+                f"{setting('test')} or both, such as {setting('val', 0.1)}"
             )
         if type(self.seed) is not int or type(self.stratify) is not bool:
             raise UsageError(
-                f"{setting('seed', self.seed)} or {setting('stratify', self.stratify)} is of "
-                "another type"
+                f"{setting('seed', self.seed)} must be an integer, and "
+                f"{setting('stratify', self.stratify)} must be True or False"
             )
 
     @property
@@ -111,8 +111,8 @@ class Division(DivisionOptions):
             off = abs(count - share * total)
             if (self.stratify or self.group) and off > max(1, _TOLERANCE * share * total):
                 warnings.warn(
-                    f"{side} has {count:,} of {total:,} images ({count / total:.1%}), not "
-                    f"{share:.1%} as requested: images of one group stay together",
+                    f"{side} has {count:,} of {total:,} images ({count / total:.1%}) instead of "
+                    f"the requested {share:.1%}, because the images of a group stay together",
                     stacklevel=2,
                 )
 
@@ -184,7 +184,8 @@ class Divided(Wrapper):
         self._require_whole(scan)
         if self._division.stratify and (scan.classes is None or not scan.known):
             raise UsageError(
-                f"{setting('stratify', True)} needs labels, and {self} has none before it is read"
+                f"{setting('stratify', True)} needs labels, but {self} has none until its images "
+                "are read"
             )
         sides = self._divide(scan.splits[""].entries)
         if not self._may_be_empty:
@@ -205,7 +206,7 @@ class Divided(Wrapper):
         if list(scan.splits) != [""]:
             one = f"divide one of them, such as {self}/{next(iter(scan.splits))}, or "
             raise UsageError(
-                f"{self} has the splits {name_list(scan.splits)} already",
+                f"{self} already has splits: {name_list(scan.splits)}",
                 remedy=f"{one * (not os.path.isfile(str(self)))}leave {setting('val')} and "
                 f"{setting('test')} out",
             )
@@ -248,12 +249,12 @@ class Divided(Wrapper):
             return "Convert them first, then"
         if get_source(self.kind).has_option("keep"):
             return (
-                f"Group by folder, or keep the column ({setting('keep', group)}). If images must "
-                "be read for it, convert them first, then"
+                f"Group by folder, or keep the column ({setting('keep', group)}). If its values "
+                "are known only after images are read, convert them first, then"
             )
         return (
-            "Group by folder, or convert them without a division, add the column (`shardkit fields "
-            "add`), and"
+            "Group by folder; or convert without dividing, add the column (`shardkit fields add`), "
+            "and"
         )
 
     def _groups(self, entries: Sequence[Entry]) -> Sequence[str]:
@@ -276,14 +277,14 @@ class Divided(Wrapper):
         ]
         if lacking and len(lacking) < len(entries):
             raise UsageError(
-                f"{setting('group', group)}: {len(lacking):,} of {len(entries):,} images have "
-                f"no number or text in this column, such as {quoted(lacking[0])};",
-                remedy="give each image one",
+                f"{setting('group', group)}: this column has no number or text for "
+                f"{len(lacking):,} of {len(entries):,} images, such as {quoted(lacking[0])};",
+                remedy="add a value for each image",
             )
         if lacking:
             raise UsageError(
-                f"{setting('group', group)}: {self} has no such number or text for its "
-                f"images. {self._other_way(group)} divide the dataset: "
+                f"{setting('group', group)}: {self} has no such column of numbers or text. "
+                f"{self._other_way(group)} divide the dataset: "
                 f"{as_command('split', '--group', group)}"
             )
         return list(map(str, values))
@@ -364,7 +365,7 @@ def reopen(
         (rule,) = {tuple(sorted(description.items())) for description in _without_side(divisions)}
         division = Division(**dict(rule))
         if not set(names.values()) <= set(division.sides):
-            raise ValueError(f"there is no side {sorted(names.values())}")
+            raise ValueError(f"no split is called {sorted(names.values())}")
     except (KeyError, TypeError, ValueError, UsageError) as error:
         raise CorruptDataset(
             f"the manifest does not state how images were divided: {error}"

@@ -39,8 +39,8 @@ _MOST_PROBLEMS = 1 << 16
 """Maximum problems to name; a file of a few KB may unpack to millions."""
 
 _TWICE = (
-    "another row names it, too; one row must have all of its boxes, labels and captions, as lists, "
-    "such as of pandas' groupby(...).agg(list)"
+    "another row also names it; list all of its boxes, labels and captions in one row, for example "
+    "with pandas' groupby(...).agg(list)"
 )
 
 
@@ -219,7 +219,7 @@ class _Names:
         more = self._bad - _MOST_PROBLEMS
         if more <= 0:
             return self._problems
-        rest = Problem(path=f"({more:,} more)", reason="not named, as too many")
+        rest = Problem(path=f"(and {more:,} more)", reason="not listed: too many")
         return [*self._problems, rest]
 
     def _add(self, position: int, path: str, *values: Any) -> None:
@@ -300,7 +300,7 @@ class ListedSource(Source):
             column = f"{understood['label']}: " if "label" in understood else ""
             understood = {**understood, "label": column + assigned.words}
         if not any(len(listing) or listing.problems() for listing in listings.values()):
-            raise UsageError(f"there are no images in {self}")
+            raise UsageError(f"{self} contains no images")
         return Scan(
             source=self,
             splits={
@@ -387,7 +387,10 @@ class SplitOptions(SourceOptions):
     """The options of sources that have these two splits; see `split_names`."""
 
     split: str | None = option(
-        None, help="Convert only one split.", metavar="train|test", shown="both, one dataset each"
+        None,
+        help="Convert only this split.",
+        metavar="train|test",
+        shown="both, one dataset for each",
     )
 
 

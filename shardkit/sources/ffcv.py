@@ -52,7 +52,7 @@ class Ffcv(ColumnSource, AttachableSource):
         inputs = find_files(path, _SUFFIXES)
         if len(inputs.paths) > 1:
             raise UsageError(
-                f"{path} names {len(inputs.paths)} files",
+                f"{path} matches {len(inputs.paths)} files",
                 remedy=f"convert each separately, such as {inputs.paths[0]}, and merge "
                 "those of one split with `shardkit merge`",
             )
@@ -91,9 +91,9 @@ class Ffcv(ColumnSource, AttachableSource):
         raw = sum(count for (mode, *_), count in modes.items() if mode == RAW)
         if raw and not self.raw_shape:
             raise UsageError(
-                f"{raw:,} of {modes.total():,} images are raw pixels; unless all are, of one size, "
-                "they cannot be read in place",
-                remedy="use `shardkit convert`",
+                f"{raw:,} of {modes.total():,} images are raw pixels; images can be read in place "
+                "only if all are JPEGs, or all are raw pixels of one size",
+                remedy="convert it with `shardkit convert`",
             )
         return super().by_file(images)
 
@@ -164,7 +164,7 @@ class Ffcv(ColumnSource, AttachableSource):
                 own = (sizes >= 0) & (sizes.astype(np.uint64) == stated["size"])
                 good = own | (stated["size"] == 0)
             for row in np.flatnonzero(~good).tolist():
-                faults.setdefault(row, f"its {name} is not where the table of allocations has it")
+                faults.setdefault(row, f"its {name} is not where the allocation table lists it")
         return faults, of_images
 
 

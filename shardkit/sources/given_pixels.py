@@ -36,7 +36,7 @@ def other_pixels(values: Mapping[str, Any], record: Record, schema: Schema) -> s
         if field is None or stored is None or not _is_given(field, value):
             continue
         if not _has_pixels(field, value, record.fields[stored], image_kind(stored)):
-            return f"the pixels of its {name} differ from the given ones"
+            return f"the pixels of its {name} differ from those of the sample"
     return ""
 
 

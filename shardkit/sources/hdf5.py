@@ -110,16 +110,18 @@ class Hdf5(ColumnSource, AttachableSource):
         full = os.path.abspath(file.path)
         datasets = datasets_of(file.path)
         if self.image.name not in datasets:
-            raise BadImage(f"there is no dataset {self.image.name}")
+            raise BadImage(f"it has no dataset {self.image.name}")
         shape, kind = datasets[self.image.name]
         if tuple(shape[1:]) != self._shape or (kind == "bytes") == bool(shape[1:]):
-            raise BadImage(f"{self.image.name} is {kind} {shape}, unlike in the first file")
+            raise BadImage(
+                f"{self.image.name} is {kind} {shape}, which differs from the first file"
+            )
         require_rows(file.path, shape[0])
         for kept in self.keep:
             rows, _ = datasets.get(kept.source, ([shape[0]] * kept.optional, ""))
             if rows[:1] != shape[:1]:
                 count = rows[0] if rows else "no"
-                raise BadImage(f"it has {shape[0]} images, but {count} values of {kept.source}")
+                raise BadImage(f"it has {shape[0]} images but {count} values in {kept.source}")
         suffix = ".png" if self._shape else ""
         for start in range(0, shape[0] or 1, _CHUNK):  # also checks the labels of no images
             range_ = Range(start, min(_CHUNK, shape[0] - start))
@@ -174,7 +176,7 @@ class Hdf5(ColumnSource, AttachableSource):
             raise UsageError(
                 f"{self.image.name} has rows of {'x'.join(map(str, self._shape))}; arrays other "
                 "than height x width x 3 cannot be read in place",
-                remedy="use `shardkit convert`",
+                remedy="convert it with `shardkit convert`",
             )
         for path, *_ in self.inputs:
             full = os.path.abspath(path)
@@ -234,7 +236,8 @@ def _in_sibling(
     others = {"", os.path.abspath(folder)}
     if len(inputs.paths) > 1:
         raise UsageError(
-            f"{setting('label', label)} is in one file, but images are in {len(inputs.paths)}",
+            f"{setting('label', label)} is in one file, but the images are in {len(inputs.paths)} "
+            "files",
             remedy="convert each file separately",
         )
     if os.path.dirname(file) and os.path.abspath(os.path.dirname(file)) not in others:
@@ -259,8 +262,8 @@ def _refuse_sibling(inputs: InputFiles) -> None:
             datasets = [*datasets_of(str(path.parent / stems[found]))]
             name = datasets[0] if len(datasets) == 1 else name
         raise UsageError(
-            f"{path} has no labels, but {stems[found]} next to it may have them",
-            remedy="convert each file by itself: "
+            f"{path} has no labels, but {stems[found]} next to it may contain them",
+            remedy="convert each file separately, and "
             * (len(inputs.paths) > 1)
             + f"pass {setting('label', f'{stems[found]}:{name}')}, or "
             f"{setting('label', NONE)} to convert without labels",
@@ -289,7 +292,7 @@ def _column(path: str, name: str, shape: Sequence[int], kind: str) -> Column:
     sides = "x".join(map(str, shape))
     column = Column(name, f"{kind} {sides}", "", rows=(*shape, 0)[0])
     if kind in hdf5_reader.OTHERS or not shape or (kind == "bytes" and shape[1:]):
-        return column._replace(why="it is not a dataset of rows of plain values")
+        return column._replace(why="its values are not stored as rows of plain values")
     if kind == "bytes":
         first = b" "
         if shape[0]:
@@ -317,7 +320,7 @@ def _require_no_image_each(path: str, columns: Iterable[Column]) -> None:
     names = [column.name for column in columns if column.holds == "image"]
     if len(names) > 1 and len(ends := {name.rpartition("/")[2] for name in names}) == 1:
         raise UsageError(
-            f"{path} has {len(names)} datasets that may be images",
+            f"{path} has {len(names)} datasets that may contain images",
             remedy=f"choose with {setting('image')} from {name_list(names)}; if each is one image, "
             f"pass {setting('image', f'*/{ends.pop()}')}",
         )
@@ -363,7 +366,7 @@ def _recognize(seen: Overview) -> Iterator[Recognition]:
     if seen.path.suffix.lower() != ".mat":
         yield from having(suffixes=(".h5", ".hdf5"))(seen)
     elif _SIGNATURE in seen.ends(size=1024):
-        yield Recognition("a file .mat of HDF5")
+        yield Recognition("a .mat file in HDF5 format")
 
 
 SOURCE = SourceKind(

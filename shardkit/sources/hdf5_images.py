@@ -98,11 +98,13 @@ class Hdf5Images(RowSource):
         self.others = inputs.others
         self.class_names = read_classes(options.classes)
         if option := "keep" if options.keep else "name" if options.name else "":
-            raise UsageError(f"{setting(option)} needs one dataset of all images, not one for each")
+            raise UsageError(
+                f"{setting(option)} needs one dataset of all images, not one dataset for each image"
+            )
         self._images = images = options.image or _ANY
         if images.count(_ANY) != 1 or (options.label or _ANY).count(_ANY) > 1:
             raise UsageError(
-                f"{setting('image', images)} and {setting('label')} may have one * each"
+                f"{setting('image', images)} and {setting('label')} may contain only one * each"
             )
         before, _, after = map(re.escape, images.strip("/").partition(_ANY))
         self._pattern = re.compile(f"{before}(.+){after}\\Z", re.DOTALL)
@@ -135,8 +137,8 @@ class Hdf5Images(RowSource):
             with refusing(file.path):
                 self._list(listing, number, file)
         return {
-            "files": f"{len(self.inputs):,}, with {len(listing):,} datasets",
-            "image": f"{self._images}: one dataset each",
+            "files": f"{len(self.inputs):,}, containing {len(listing):,} datasets",
+            "image": f"{self._images}: one dataset for each image",
             "label": "the group" if self._labels == _FOLDER else self._labels,
         }
 
@@ -149,13 +151,13 @@ class Hdf5Images(RowSource):
             if match is None:
                 if not self._is_label(name):
                     where = f"{file.name}:{name}"
-                    listing.ignore(where, "a dataset that is not used")
+                    listing.ignore(where, "an unused dataset")
                 continue
             is_png = len(shape) > 1 and not has_image_suffix(name)
             image = f"{file.folder}/{name}{'.png' * is_png}"
             try:
                 if not _is_image(shape, kind):
-                    raise BadImage(f"it is {kind} {shape}: an image is uint8 or bytes")
+                    raise BadImage(f"it is {kind} {shape}, but an image must be uint8 or bytes")
                 label = self._label_of(match[1], file.path, stamp)
             except BadImage as error:
                 listing.blame(image, error.stated)
@@ -175,8 +177,8 @@ class Hdf5Images(RowSource):
         if self._labels == _FOLDER:
             if "/" not in matched:
                 raise BadImage(
-                    "it is in no group;",
-                    remedy=f"{setting('label', NONE)} converts without labels",
+                    "it is not in a group;",
+                    remedy=f"to convert without labels, pass {setting('label', NONE)}",
                 )
             return matched.rpartition("/")[0]
         name = self._labels.strip("/").replace(_ANY, matched)

@@ -31,7 +31,7 @@ _REFERENCE = struct.Struct("<IQI")
 _HEAP = struct.Struct("<4s4xQ")
 _OBJECT = struct.Struct("<H6xQ")
 
-_CONVERT = "use `shardkit convert`"
+_CONVERT = "convert it with `shardkit convert`"
 
 _OPEN: dict[str, tuple[int, Any]] = {}
 """Open files by path, each with its stamp when it was opened."""
@@ -52,7 +52,8 @@ def _open(path: str, stamp: int) -> Any:
             if "open for write" in str(error):
                 raise BadImage(
                     "it is open for writing",
-                    remedy="close it in its program; if that has ended, run `h5clear -s` on it",
+                    remedy="close it in the program that writes it; if that program has ended, "
+                    "run `h5clear -s` on the file",
                 ) from error
             what = "a damaged, truncated or unfinished" if h5py.is_hdf5(path) else "not an"
             raise BadImage(f"it is {what} HDF5 file") from error
@@ -89,7 +90,7 @@ def labels(path: str, stamp: int, name: str, count: int, some: Range) -> list[Va
     data = _dataset(path, stamp, name)
     is_row = len(data.shape) == 2 and data.shape == (1, count) and count != 1
     if data.shape[0] != count and not is_row:
-        raise BadImage(f"it has {count} images, but {data.shape[0]} labels")
+        raise BadImage(f"it has {count} images but {data.shape[0]} labels")
     inside = slice(some.offset, some.offset + some.length)
     if data.ndim == 2 and data.shape[1] > 1 and not is_row and data.dtype.kind in "iubf":
         return one_hot(data[inside], name)
@@ -100,7 +101,7 @@ def labels(path: str, stamp: int, name: str, count: int, some: Range) -> list[Va
         return [label_of(value, name) for value in data[rows].reshape(-1).tolist()]
     if h5py.check_string_dtype(data.dtype) is None:
         raise BadImage(
-            f"{name} has {_type(data)} as labels", remedy="store one integer or text per image"
+            f"the labels in {name} are {_type(data)}", remedy="store one integer or text per image"
         )
     texts = data[rows].reshape(-1)
     return [label_of(value.decode("utf-8", "surrogateescape"), name) for value in texts]
@@ -151,7 +152,7 @@ def _chunks(data: Any) -> dict[int, int]:
     if data.id.get_create_plist().get_nfilters():
         raise BadImage("its chunks are compressed or filtered", remedy=_CONVERT)
     if data.chunks[1:] != data.shape[1:]:
-        raise BadImage("its chunks have parts of rows", remedy=_CONVERT)
+        raise BadImage("its chunks contain parts of rows", remedy=_CONVERT)
     if not hasattr(data.id, "chunk_iter"):  # HDF5 before 1.12.3
         raise BadImage("this version of HDF5 cannot list chunks", remedy="update h5py")
     offsets: dict[int, int] = {}
@@ -309,7 +310,7 @@ def _dataset(path: str, stamp: int, name: str, *, is_whole: bool = False) -> Any
     """Return a dataset whose values are all in this file, to read by row or as a whole."""
     dataset = _find(path, stamp, name)
     if dataset is None:
-        raise BadImage(f"there is no dataset {name}")
+        raise BadImage(f"it has no dataset {name}")
     if not dataset.shape and not is_whole:
         raise BadImage(f"{name} is not a dataset with rows")
     if dataset.external or dataset.is_virtual:

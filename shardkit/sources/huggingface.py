@@ -56,7 +56,7 @@ class HuggingFaceOptions(ColumnOptions):
         shown="row number",
     )
     label: str | None = same_option(
-        ColumnOptions, "label", shown="the only one with class names, or label"
+        ColumnOptions, "label", shown="the only column with class names, or label"
     )
     keep: str | None = same_option(ColumnOptions, "keep", shown="none")
     split: str | None = same_option(SplitOptions, "split", metavar="NAME", shown="")
@@ -97,8 +97,8 @@ class HuggingFace(ColumnSource):
         if not most or self.paths()[0].suffix != ".parquet":
             return understood
         groups = (
-            f"{len(self._groups):,} of rows, up to {size(most)} of images each; with over 256 MiB "
-            "in all, --no-shuffle is faster"
+            f"{len(self._groups):,} row groups, each with up to {size(most)} of images; over 256 "
+            "MiB in total, --no-shuffle is faster"
         )
         return {**understood, "groups": groups}
 
@@ -109,7 +109,7 @@ class HuggingFace(ColumnSource):
         there = {column.name: column for column in columns}
         for column in (self.image, self.label):
             if column.name and there.get(column.name) != column:
-                raise BadImage(f"its column {quoted(column.name)} differs from the first file's")
+                raise BadImage(f"its {quoted(column.name)} column differs from the first file's")
         row = 0
         wanted = (self.image.name, self.label.name or None, self.name)
         for group in range(len(counts)):
@@ -194,7 +194,7 @@ def _plain(name: object, where: Path) -> str:
             return name
     except ValueError:
         pass
-    raise UsageError(f"{where} names {quoted(name)}, which is not a name in its folder")
+    raise UsageError(f"{where} lists {quoted(name)}, which is not a file name in its folder")
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -215,10 +215,10 @@ def _column(name: str, kind: str, classes: list[str] | None) -> Column:
     """Return a column; its kind is as in `shardkit.sources.arrow_reader.describe`."""
     if classes is not None:
         holds = "integer" if kind == "label" else "json"
-        words = f"{kind} of {len(classes)} classes"
+        words = f"{kind} with {len(classes)} classes"
         return Column(name, words, holds, field=Field(kind, classes=tuple(classes)))
     if kind == "images":
-        return Column(name, kind, "", why="it holds several images")
+        return Column(name, kind, "", why="it contains several images")
     return plain_column(name, kind, kind)
 
 

@@ -93,7 +93,7 @@ class FolderOptions(SourceOptions):
     )
     splits: bool | None = option(
         None,
-        help="Treat the folders of SRC as splits (train, val, ...), one dataset each.",
+        help="Treat the folders of SRC as splits (train, val, ...), one dataset for each.",
         shown="by name",
         stored="",
     )
@@ -228,7 +228,7 @@ class ImageFolder(PartedSource):
         loose = sorted(set(self.folder.names()).difference(names)) if splits else []
         ignored: dict[str, list[Problem]] = {name: [] for name in names}
         ignored[names[0]] += [
-            Problem(path=name, reason=why_left_out(name) or "outside any split") for name in loose
+            Problem(path=name, reason=why_left_out(name) or "outside all splits") for name in loose
         ]
         scan = Scan(
             source=self,
@@ -302,7 +302,7 @@ class ImageFolder(PartedSource):
                 )
             packed = [name for name in self.folder.names() if name.lower().endswith(_PACKED)]
             raise UsageError(
-                f"there are no images in {self.folder}: no file has the content or suffix of one"
+                f"{self.folder} contains no images: no file has an image's content or suffix"
                 + (f"; unpack {packed[0]} first" if packed else "")
             )
 
@@ -352,8 +352,8 @@ def _are_splits(root: SourceFolder, folders: Sequence[str]) -> bool:
         verb = "looks like a split" if len(inner) == 1 else "look like splits"
         raise UsageError(
             f"{root}: {', '.join(inner)} {verb}, but {other} does not",
-            remedy=f"pass {setting('splits', True)} if all are splits, {setting('splits', False)} "
-            f"if all are classes, or move {other} elsewhere",
+            remedy=f"pass {setting('splits', True)} if all are splits or "
+            f"{setting('splits', False)} if all are classes, or move {other} elsewhere",
         )
     return False
 
@@ -369,8 +369,8 @@ def _require_distinct(splits: Mapping[str, Iterable[str]], classes: Sequence[str
                 raise UsageError(
                     f"the names of the class folders {other!a} and {folder!a} differ only in case "
                     "or Unicode form",
-                    remedy=f"rename one, or list both in a file for {setting('class_order')} if "
-                    "they are two classes",
+                    remedy="rename one; or, if they are two classes, list both in a file for "
+                    f"{setting('class_order')}",
                 )
 
 
@@ -398,11 +398,11 @@ def _as_seen(name: str) -> str:
 def _notes(classes: Sequence[str]) -> Iterator[str]:
     """Yield what may surprise: the order of numbers, and a single class."""
     if len(classes) == 1:
-        yield f"all images have the label {classes[0]}, as that is the only folder"
+        yield f"all images have the label {classes[0]}, because there is only one folder"
     by_value = sorted(classes, key=natural)
     if all(name.isdecimal() for name in classes) and by_value != [*classes]:
         yield (
-            f"classes are numbers, sorted as text: {_first_labels(classes)}; with "
+            f"class names are numbers, sorted as text: {_first_labels(classes)}; with "
             f"{setting('class_order', 'natural')}: {_first_labels(by_value)}"
         )
 
@@ -473,7 +473,7 @@ def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
         if wrong:
             first = ", ".join(map(repr, wrong[:5])) + (" ..." if len(wrong) > 5 else "")
             raise UsageError(
-                f"the file of {setting('class_order')} {path} {what} {len(wrong)} classes: {first}"
+                f"the {setting('class_order')} file {path} {what} {len(wrong)} classes: {first}"
             )
     return tuple(listed)
 

@@ -83,7 +83,8 @@ def image_axes(dtype: npt.DTypeLike, shape: Sequence[int]) -> str:
     if np.dtype(dtype) != np.uint8:
         raise BadImage(
             f"its values are {np.dtype(dtype)}, not uint8",
-            remedy=f"convert them, such as with (255 * x).round().astype('uint8'), or {AS_ARRAYS}",
+            remedy="convert them, for example with (255 * x).round().astype('uint8'), or "
+            f"{AS_ARRAYS}",
         )
     sides = "x".join(map(str, shape))
     if 0 in shape:
@@ -94,7 +95,7 @@ def image_axes(dtype: npt.DTypeLike, shape: Sequence[int]) -> str:
         return "HWC"
     if len(shape) == 3 and shape[0] in (1, 3):
         return "CHW"
-    raise BadImage(f"its shape is not that of an image with 1, 3 or 4 channels: {sides or 'none'}")
+    raise BadImage(f"its shape, {sides or 'none'}, is not that of an image with 1, 3 or 4 channels")
 
 
 def require_pixels(shape: Sequence[int]) -> None:
@@ -129,7 +130,7 @@ def require_inside(name: str) -> None:
     try:
         parts_of_text(name)
     except ValueError as error:
-        raise BadImage("its name is not a plain path below the source") from error
+        raise BadImage("its name is not a plain path inside the source") from error
 
 
 def read_file(path: str, size: int, stamp: int, *, image: bool = True) -> bytes:
@@ -156,8 +157,8 @@ def read_file(path: str, size: int, stamp: int, *, image: bool = True) -> bytes:
         folder = os.path.dirname(path)
         if error.errno in (errno.ENOENT, errno.ENOTDIR) and _is_gone(folder):
             raise ConversionFailed(
-                f"{folder} is missing or empty, and had images when they were listed. "
-                "Mount or restore it, then rerun"
+                f"{folder} is missing or empty, but contained images when they were listed. Mount "
+                "or restore it, then rerun"
             ) from error
         raise BadImage(f"it cannot be read: {error.strerror or error}") from error
     if status.st_mtime_ns != stamp or len(data) != size:

@@ -75,16 +75,16 @@ def find_files(pattern: str | Path, suffixes: Sequence[str]) -> InputFiles:
     if os.path.isdir(text):
         paths, others = _in_folder(Path(text), suffixes)
         if not paths:
-            raise UsageError(f"{text} contains no file that ends in {', '.join(suffixes)}")
+            raise UsageError(f"{text} contains no file whose name ends in {', '.join(suffixes)}")
     elif os.path.lexists(text):
         paths = [text]
     else:
         paths = _matches(text)
     twice = sorted(name for name, count in Counter(paths).items() if count > 1)
     if twice:
-        raise UsageError(f"{pattern} names {len(twice)} files twice: {_some(twice)}")
+        raise UsageError(f"{pattern} lists {len(twice)} files twice: {_some(twice)}")
     if len(paths) > MAX_FILES:
-        raise UsageError(f"{pattern} names {len(paths)} files; the limit is {MAX_FILES}")
+        raise UsageError(f"{pattern} matches {len(paths)} files; the limit is {MAX_FILES}")
     for path in paths:
         if not os.path.isfile(path):
             raise UsageError(f"{path} is not a file")
@@ -146,7 +146,7 @@ def expand(pattern: str) -> list[str]:
         raise UsageError(f"{{{match[1]}}} in {pattern} is neither a range nor a list of names")
     rests = expand(pattern[match.end() :])
     if len(choices) * len(rests) > MAX_FILES:
-        raise UsageError(f"{pattern} names over {MAX_FILES} files")
+        raise UsageError(f"{pattern} matches over {MAX_FILES} files")
     return [pattern[: match.start()] + choice + rest for choice in choices for rest in rests]
 
 

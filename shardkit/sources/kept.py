@@ -106,7 +106,9 @@ def value_of(kept: Kept, field: Field, data: bytes) -> Any:
     except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         if isinstance(error, BadImage):
             raise BadImage(f"{kept.name}: {error}") from error
-        raise BadImage(f"{kept.name}: {kept.source} holds no {field.kind}: {error}") from error
+        raise BadImage(
+            f"{kept.name}: {kept.source} is not a valid {field.kind} value: {error}"
+        ) from error
 
 
 def value_at(value: Any, pointer: str) -> Any:

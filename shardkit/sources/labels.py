@@ -146,16 +146,16 @@ class LabelValues:
             odd = self._listed(values, numbers if are_names else texts)
             raise UsageError(
                 f"the labels are {'names' if are_names else 'numbers'}, except {odd}",
-                remedy=f"correct these or leave them empty, {_OR_NAMES}",
+                remedy=f"correct these labels or leave them empty, {_OR_NAMES}",
             )
         minus = {text for text in missing if _plain(text) == "-1"}
         if not names and numbers == {1} and minus:
             count = sum(self._counts[self._codes[text]] for text in minus)
             raise UsageError(
                 f"{amount(self._images(values, numbers), 'image')} have the label 1, and "
-                f"{count:,} the label -1, which may be a class or mean a missing label",
+                f"{count:,} have the label -1, which may be a class or mean a missing label",
                 remedy=f"choose with a file for {setting('classes')}: with the lines -1 and 1, "
-                "both are classes; with the lines 0 and 1, -1 is missing",
+                "both are classes; with the lines 0 and 1, -1 means a missing label",
             )
         return values
 
@@ -171,7 +171,7 @@ class LabelValues:
         return f"{', '.join(map(quoted, shown[:_SHOWN]))}{more} ({count})"
 
 
-_OR_NAMES = f"or, to make all labels names, list them in a file for {setting('classes')}"
+_OR_NAMES = f"or, to treat all labels as names, list them in a file for {setting('classes')}"
 
 
 class Labels(NamedTuple):
@@ -208,15 +208,15 @@ def _named(numbers: Sequence[int], names: Sequence[str] | None) -> list[str]:
     if low < 0:
         raise UsageError(
             f"the label {low} is negative: only -1 means a missing label;",
-            remedy=f"keep numbers as a field with {setting('keep')}, without labels",
+            remedy=f"keep the numbers as a field with {setting('keep')}, without labels",
         )
     if names is not None and high >= len(names):
         raise UsageError(
             f"the label {high} has no name",
-            remedy=f"{setting('classes')} gives {len(names)}, for 0 to {len(names) - 1}",
+            remedy=f"{setting('classes')} lists {len(names)} names, for 0 to {len(names) - 1}",
         )
     if high > MAX_LABEL:
-        raise UsageError(f"the label {high} is over {MAX_LABEL}; is it an identifier?")
+        raise UsageError(f"the label {high} is over {MAX_LABEL}; is it an ID?")
     return [names[number] if names is not None else str(number) for number in numbers]
 
 
@@ -225,7 +225,7 @@ def _require_names(texts: Iterable[str], names: Sequence[str]) -> None:
     if lacking:
         first = ", ".join(map(repr, lacking[:5])) + (" ..." if len(lacking) > 5 else "")
         raise UsageError(
-            f"the file of {setting('classes')} lacks {amount(len(lacking), 'class')}: {first}"
+            f"the {setting('classes')} file lacks {amount(len(lacking), 'class')}: {first}"
         )
 
 
@@ -251,7 +251,7 @@ def label_of(value: object, where: str) -> Value:
         if not _LIST.match(value):
             return value
         raise BadImage(
-            f"its label at {where} is {quoted(value)}, a list; for several labels, use "
+            f"its label at {where} is a list, {quoted(value)}; for several labels, use "
             f"{setting('labels')}"
         )
     if value is None or (isinstance(value, float) and math.isnan(value)):

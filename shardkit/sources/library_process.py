@@ -39,8 +39,8 @@ def _run(function: Callable[..., _R], *arguments: object) -> _R:
     except MemoryError as error:
         reason = f" ({error})" if str(error) else ""
         raise ConversionFailed(
-            f"{arguments[0]}: it needs over {size(most)} of memory, the limit for a file of its "
-            f"size{reason}"
+            f"{arguments[0]}: reading it needs over {size(most)} of memory, the limit for a file "
+            f"of its size{reason}"
         ) from error
     except Exception as error:
         if isinstance(error, OSError) and error.errno:

@@ -56,7 +56,7 @@ class LitData(ColumnShards):
             raise UsageError(f"{folder} is encrypted", remedy="write it again without encryption")
         loader = config.get("item_loader") or "PyTreeLoader"
         if loader != "PyTreeLoader":
-            raise UsageError(f"{folder} has items for {quoted(loader)}; only samples are read")
+            raise UsageError(f"{folder} has items for {quoted(loader)}; only samples can be read")
         level = config.get("compression_level")
         if config.get("ipc_compression") or level in ("batch", "sample"):
             raise UsageError(
@@ -89,7 +89,7 @@ def _names(spec: Any) -> Iterator[str]:
 
 def _below(tree: Any, path: tuple[str, ...]) -> Iterator[str]:
     if len(path) > _DEEPEST:
-        raise ValueError("data_spec is too deep")
+        raise ValueError("data_spec is nested too deeply")
     if tree["type"] is None:
         yield ".".join(path) or "sample"
         return
@@ -99,7 +99,7 @@ def _below(tree: Any, path: tuple[str, ...]) -> Iterator[str]:
         context = tree["context"]
         names = json.loads(context) if isinstance(context, str) else context
     elif tree["type"] not in ("builtins.list", "builtins.tuple"):
-        raise UsageError(f"samples of {quoted(tree['type'])} are not read")
+        raise UsageError(f"samples of type {quoted(tree['type'])} cannot be read")
     for name, child in zip(names, children, strict=True):
         yield from _below(child, (*path, str(name)))
 
@@ -133,7 +133,7 @@ def _array(torch: bool, data: bytes) -> npt.NDArray[Any]:
     shape = struct.unpack_from(f"{order}{axes}I", data, 8)
     content = data[8 + 4 * axes :]
     if math.prod(shape) * np.dtype(dtype).itemsize != len(content):
-        raise ValueError(f"{len(content):,} bytes are no array of shape {shape}")
+        raise ValueError(f"{len(content):,} bytes are not an array of shape {shape}")
     return array_of(dtype, shape, content)
 
 

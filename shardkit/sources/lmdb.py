@@ -88,8 +88,8 @@ class Lmdb(ListedSource, AttachableSource):
             match = _WITH_FUNCTION.match(str(path))
             if match is None:
                 raise UsageError(
-                    "the images are what a function returns",
-                    remedy=f"give it too, as the source MODULE:FUNCTION@{path}",
+                    "a function creates the images of this source",
+                    remedy=f"add it to the source: MODULE:FUNCTION@{path}",
                 )
             options = replace(options, layout=match[1])
             path = match[2]
@@ -138,7 +138,7 @@ class Lmdb(ListedSource, AttachableSource):
         try:
             text = answer[8 : 8 + length].decode()
         except UnicodeDecodeError as error:
-            raise BadImage(f"its text at the key {text_key.decode()} is not UTF-8") from error
+            raise BadImage(f"its text, at key {text_key.decode()}, is not UTF-8") from error
         return with_fields(record, _OCR_FIELDS, {"text": text})
 
     def _image_record(self, entry: Entry, data: bytes) -> Record:
@@ -150,7 +150,7 @@ class Lmdb(ListedSource, AttachableSource):
             what = "pickled" if _PICKLED.match(data) else "not an encoded image"
             raise BadImage(
                 f"its value is {what}",
-                remedy="unpack values with a function, --layout MODULE:FUNCTION",
+                remedy=f"unpack values with a function: {setting('layout', 'MODULE:FUNCTION')}",
             ) from error
 
     def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
@@ -160,9 +160,8 @@ class Lmdb(ListedSource, AttachableSource):
         """
         if ":" in self._layout:
             raise UsageError(
-                f"the images of the layout {self._layout} are what a function returns, so they "
-                "cannot be read in place",
-                remedy="use `shardkit convert`",
+                f"images from the layout function {self._layout} cannot be read in place",
+                remedy="convert it with `shardkit convert`",
             )
         return [(self.path / "data.mdb" if self.path.is_dir() else self.path, images)]
 
@@ -188,7 +187,7 @@ class Lmdb(ListedSource, AttachableSource):
         except BadImage as error:
             raise UsageError(f"{self._path}: {error.problem}", remedy=error.remedy) from error
         if used < self._entries:
-            listing.ignore("(other keys)", f"{self._entries - used} keys outside of the layout")
+            listing.ignore("(other keys)", f"{self._entries - used} keys outside the layout")
         label = (
             "the folder" if self._by_folder else "the function" if ":" in self._layout else "none"
         )
@@ -227,7 +226,7 @@ class Lmdb(ListedSource, AttachableSource):
         """List the samples 1 to ``num-samples``; return the number of keys used."""
         if self._samples is None:
             raise UsageError(
-                f"{self._path} has no key num-samples", remedy=f"choose another {setting('layout')}"
+                f"{self._path} has no num-samples key", remedy=f"choose another {setting('layout')}"
             )
         used = 1
         for start in range(1, self._samples + 1, _CHUNK):
@@ -274,7 +273,10 @@ class Lmdb(ListedSource, AttachableSource):
             if match and "." in match[1]:
                 yield match[1]
             elif line.strip():
-                listing.blame(f"{_META}:{number}", "this line is not NAME.SUFFIX (H,W,C) LEVEL")
+                listing.blame(
+                    f"{_META}:{number}",
+                    "this line does not have the form NAME.SUFFIX (H,W,C) LEVEL",
+                )
 
     def _list_keys(self, listing: Listing, stamp: int) -> int:
         """List all keys; return their number."""

@@ -38,7 +38,7 @@ def _open(path: str, stamp: int) -> Any:
         try:
             env = lmdb.open(path, readonly=True, lock=False, subdir=False, readahead=False)
         except lmdb.InvalidError as error:
-            raise BadImage("it does not start as LMDB files do") from error
+            raise BadImage("it does not start like an LMDB file") from error
         _OPEN[path] = stamp, env
     return _OPEN[path][1]
 
@@ -113,7 +113,7 @@ def read(path: str, stamp: int, layout: str, key: bytes, text_key: bytes) -> byt
         if ":" in layout:
             value = _result(_function(layout), key, bytes(value))[0]
             if value is None:
-                raise BadImage(f"{layout} gives no image for it")
+                raise BadImage(f"{layout} returned no image for it")
         if text is None:
             return b"".join((_TEXT.pack(-1), value))
         _require_short(text)
@@ -159,5 +159,5 @@ def _function(layout: str) -> Callable[..., Any]:
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise BadImage(f"--layout {layout} cannot be imported: {error}") from error
+        raise BadImage(f"the layout function {layout} cannot be imported: {error}") from error
     return function

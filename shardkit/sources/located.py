@@ -34,7 +34,9 @@ def located_in(
                     name = record.image_field or FOREIGN_FIELD
                     data = record.fields[name]
                     if offset is None or view.read(offset, len(data)) != data:
-                        raise BadImage("its file does not have its bytes as they are, in one piece")
+                        raise BadImage(
+                            "its file does not contain its bytes unchanged, in one range"
+                        )
                     yield Located(record, {name: offset})
                 except BadImage as error:
                     yield error

@@ -54,19 +54,19 @@ class Mds(ColumnShards):
     ) -> tuple[Sequence[Column], Sequence[Shard]]:
         """Return the columns and shards that an index states."""
         if index["version"] != 2:
-            raise UsageError(f"{folder} has version {quoted(index['version'])} of MDS, not 2")
+            raise UsageError(f"{folder} has MDS version {quoted(index['version'])}, not 2")
         shards = []
         stated = None
         for shard in (mapping(each, "a shard") for each in index["shards"]):
             if shard["format"] != "mds" or shard["version"] != 2:
                 raise UsageError(
-                    f"{folder} has shards of {quoted(shard['format'])}; only MDS of version 2 is "
-                    "read"
+                    f"{folder} has shards in format {quoted(shard['format'])}; only MDS version 2 "
+                    "can be read"
                 )
             columns = tuple(shard[f"column_{kind}"] for kind in ("names", "encodings", "sizes"))
             stated = stated or columns
             if columns != stated:
-                raise ValueError("its shards differ in columns")
+                raise ValueError("its shards have different columns")
             raw = mapping(shard["raw_data"], "raw_data")
             name = text(raw["basename"], "basename")
             packed = shard.get("zip_data")
@@ -101,7 +101,7 @@ def _column_of(name: str, encoding: str) -> Column:
     if encoding.partition(":")[0] == "ndarray":
         return _array_column(name, encoding)
     if encoding.startswith(("list[", "jpeg_array", "jpegarray")):
-        return Column(name, encoding, "", why="it holds several images")
+        return Column(name, encoding, "", why="it contains several images")
     return column_of(name, encoding, encoding, _PLAIN)
 
 

@@ -64,7 +64,7 @@ class Mnist(ListedSource):
         self.class_names = read_classes(options.classes)
         files, self._others = _files_in(self.path)
         missing = [
-            f"the file of {kind} of the split {split}"
+            f"the {kind} file of the {split} split"
             for split in self.splits.values()
             for kind in ("images", "labels")
             if (split, kind) not in files
@@ -101,7 +101,7 @@ class Mnist(ListedSource):
             understood[split] = f"{self._pairs[number].images}, {shape}"
         first = next(iter(listings.values()))
         first.ignored += self._others
-        return {**understood, "label": "the files of labels"}
+        return {**understood, "label": "the label files"}
 
     def _list(self, listing: Listing, number: int, split: str) -> str:
         pair = self._pairs[number]
@@ -126,7 +126,7 @@ class Mnist(ListedSource):
         for row, value in enumerate(values):
             spot = place(number, _IMAGES.size + row * size)
             listing.add(Row(f"{split}/{row:05d}.png", listing.code(value), size, stamp, spot))
-        return f"{count:,} images of {height} x {width} pixels, stored as PNG"
+        return f"{count:,} images, {height} x {width} pixels, stored as PNG"
 
     def _path(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -143,13 +143,15 @@ def _files_in(folder: Path) -> tuple[dict[tuple[str, str], str], list[Problem]]:
     for name in names:  # a plain name sorts before the same name with .gz
         match = _NAME.match(name)
         if match is None:
-            others.append(Problem(path=as_text(name), reason="not a file of images or labels"))
+            others.append(
+                Problem(path=as_text(name), reason="neither an image file nor a label file")
+            )
             continue
         key = (_SPLITS[match[1]], match[2])
         if key not in files:
             files[key] = name
         elif name == f"{files[key]}.gz":
-            others.append(Problem(path=as_text(name), reason="the unpacked file is used"))
+            others.append(Problem(path=as_text(name), reason="the unpacked file is used instead"))
         else:
             raise UsageError(f"{folder} has two files of {match[2]}: {files[key]} and {name}")
     return files, others
@@ -160,10 +162,10 @@ def _header(view: OpenedFile) -> tuple[int, int, int]:
     data = view.read(0, _IMAGES.size)
     magic, count, height, width = _IMAGES.unpack(data.ljust(_IMAGES.size, b"\0"))
     if magic != _MAGIC["images"] or not height * width:
-        raise BadImage("it is not an IDX file of images")
+        raise BadImage("it is not an IDX image file")
     if _IMAGES.size + count * height * width != view.size:
         raise BadImage(
-            f"it has {view.size} bytes; {count} images of {height} x {width} pixels take "
+            f"it has {view.size} bytes, but {count} images, {height} x {width} pixels each, need "
             f"{_IMAGES.size + count * height * width}"
         )
     return count, height, width
@@ -173,11 +175,11 @@ def _labels(view: OpenedFile, images: int) -> bytes:
     data = view.read(0, _LABELS.size)
     magic, count = _LABELS.unpack(data.ljust(_LABELS.size, b"\0"))
     if magic != _MAGIC["labels"]:
-        raise BadImage("it is not an IDX file of labels")
+        raise BadImage("it is not an IDX label file")
     if _LABELS.size + count != view.size:
-        raise BadImage(f"it has {view.size} bytes; {count} labels take {_LABELS.size + count}")
+        raise BadImage(f"it has {view.size} bytes, but {count} labels need {_LABELS.size + count}")
     if count != images:
-        raise BadImage(f"there are {images} images, but {count} labels")
+        raise BadImage(f"there are {images} images but {count} labels")
     return view.read(_LABELS.size, count)
 
 

@@ -91,10 +91,10 @@ class NamedSource(ListedSource):
         if not self._is_folder(self.root):
             if os.path.isfile(self.root):
                 raise UsageError(
-                    f"{self.root} is not a folder{' or zip archive' * self.reads_zip} with images",
-                    remedy="unpack it, and give the folder",
+                    f"{self.root} is not a folder{' or zip archive' * self.reads_zip} of images",
+                    remedy="unpack it, and pass the folder",
                 )
-            raise UsageError(f"the folder {self.root} with the images does not exist")
+            raise UsageError(f"the image folder {self.root} does not exist")
         super().__init__(text, options)
         inside = _path_below(folder, self.root)
         self.settle(place=_ELSEWHERE if inside is None else inside if inside != "." else None)
@@ -119,9 +119,9 @@ class NamedSource(ListedSource):
         only_links = all("follow_links" in problem.settings for problem in problems)
         if not any(map(len, scan.splits.values())) and only_links:
             error = UsageError(
-                f"all images of {self} are links that lead out of {self.root}, as in a cache of "
-                "the Hub",
-                remedy=f"if you trust these, add {_FOLLOWED}",
+                f"all images of {self} are links that point outside {self.root}, as in a cache of "
+                "the Hugging Face Hub",
+                remedy=f"if you trust these links, add {_FOLLOWED}",
             )
             error.lacks = _FOLLOWED
             raise error
@@ -237,7 +237,7 @@ def _found(value: Any) -> Found:
     """Return a file from the values of an entry."""
     name, size, stamp = value
     if (type(name), type(size), type(stamp)) != (str, int, int) or size < 0:
-        raise ValueError("a file is not stated as name, size and time")
+        raise ValueError("a file lacks its name, size or time")
     return Found(name, size, stamp)
 
 
@@ -255,8 +255,8 @@ def _restored_root(path: str, folder: str, name: str) -> Path | None:
     root = Path(folder) / as_name(name)
     if name == _ELSEWHERE or _path_below(folder, root) != name:
         raise UsageError(
-            f"the images of the dataset are not below the folder of {path}",
-            remedy=f"name their folder, too, as {path}@ROOT",
+            f"the dataset's images are not in the folder of {path}",
+            remedy=f"add their folder: {path}@ROOT",
         )
     return root
 
@@ -285,7 +285,7 @@ def corners(numbers: object, order: str) -> list[float]:
             isinstance(number, int | float) and not isinstance(number, bool) for number in numbers
         )
     ):
-        raise BadImage(f"a box is four numbers, not {quoted(numbers)}")
+        raise BadImage(f"a box must be four numbers, not {quoted(numbers)}")
     left, top, right, bottom = numbers
     return [left, top, left + right, top + bottom] if order == "xywh" else numbers
 
@@ -318,7 +318,7 @@ class Names:
     def find(self, name: object) -> Found:
         """Return a file by its name in the list; BadImage if it is not below the folder."""
         if not isinstance(name, str) or not name:
-            raise BadImage("it has no file name that is text" if name else "it has no file name")
+            raise BadImage("its file name is not text" if name else "it has no file name")
         found = self.status(name[2:] if name.startswith("./") else name)
         self._used.add(found.name)
         return found
@@ -494,8 +494,8 @@ class ZipNames(Names):
 
 
 def _not_plain(name: str) -> BadImage:
-    remedy = f"; name it relative to {setting('root')}" if name.startswith("/") else ""
-    return BadImage(f"its name is not a plain path below the root folder{remedy}")
+    remedy = f"; make it relative to {setting('root')}" if name.startswith("/") else ""
+    return BadImage(f"its name is not a plain path inside the root folder{remedy}")
 
 
 class NamedListing:

@@ -103,7 +103,10 @@ class Npy(ListedSource):
         if not self._pairs:
             if self.class_names is True:
                 self.class_names = None  # folders may be new
-            return {"files": f"one image each: {self._list_folder(first)}", "label": "the folder"}
+            return {
+                "files": f"one image in each: {self._list_folder(first)}",
+                "label": "the folder",
+            }
         understood = {}
         used = set()
         for split, pair in self._pairs.items():
@@ -176,8 +179,8 @@ def _arrays(path: Path) -> list[str]:
     if path.is_file():
         if path.suffix != ".npz":
             raise UsageError(
-                f"{path} is not an .npz file; for .npy files, give their folder;",
-                remedy=f"for other arrays than images, set {setting('arrays', True)}",
+                f"{path} is not an .npz file; for .npy files, pass their folder;",
+                remedy=f"for arrays that are not images, pass {setting('arrays', True)}",
             )
         try:
             return members(str(path))

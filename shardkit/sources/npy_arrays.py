@@ -44,7 +44,7 @@ PICKLED = (".pt", ".pth", ".pkl", ".pickle")
 """Suffixes of pickles."""
 
 PICKLE = (
-    "it is a pickle, which could run any code: load it where you trust it, and save it with "
+    "it is a pickle, which could run any code: if you trust it, load it and save it with "
     "numpy.save('x.npy', tensor.numpy())"
 )
 """Why pickles are refused."""
@@ -100,8 +100,8 @@ class NpyArrays(ListedSource):
         super().__init__(path, options)
         if options.images is not None:
             raise UsageError(
-                f"{setting('images')} names an array of images; with {setting('arrays', True)}, "
-                "leave it out"
+                f"{setting('images')} selects an array of images; leave it out with "
+                f"{setting('arrays', True)}"
             )
         self.exact_sizes = False
         self.class_names = read_classes(options.classes)
@@ -220,12 +220,14 @@ class NpyArrays(ListedSource):
         counts = {name: array.rows for name, array in arrays.items()}
         rows = next(iter(counts.values()))
         if len(set(counts.values())) > 1:
-            raise BadImage(f"its arrays differ in their number of rows: {counts}")
+            raise BadImage(f"its arrays have different numbers of rows: {counts}")
         for name, array in arrays.items():
             if array.fortran:
                 raise BadImage(f"{name} is in Fortran order", remedy="save np.ascontiguousarray(x)")
             if len(array.shape) == 1:
-                raise BadImage(f"{name} has only a number per row", remedy="save x.reshape(-1, 1)")
+                raise BadImage(
+                    f"{name} has only one number per row", remedy="save x.reshape(-1, 1)"
+                )
             require_intact(path, _member(path, name))
         require_rows(path, rows)
         self.schema = _schema({n: a._replace(shape=a.shape[1:]) for n, a in arrays.items()})
@@ -289,7 +291,9 @@ class NpyArrays(ListedSource):
         for name, field in schema.items():
             first = self.schema[name]
             if field.dtype != first.dtype:
-                raise BadImage(f"{name} is {field.dtype}; the first file's is {first.dtype}")
+                raise BadImage(
+                    f"{name} is {field.dtype}, but it is {first.dtype} in the first file"
+                )
         self.schema = {
             name: first if first.shape == schema[name].shape else Field("array", first.dtype)
             for name, first in self.schema.items()
@@ -323,7 +327,8 @@ def _table_in(root: Path, name: str) -> Path:
         safe_paths.status_of(root, name)
     except FileNotFoundError as error:
         raise UsageError(
-            f"there is no {name} in {root};", remedy=f"{setting('labels')} is a table there"
+            f"{root} contains no {name};",
+            remedy=f"{setting('labels')} must be a table in that folder",
         ) from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{setting('labels', name)} is not a table in {root}: {error}") from error
@@ -332,8 +337,8 @@ def _table_in(root: Path, name: str) -> Path:
     if missing := [name for name in (_FILE, _LABEL) if name not in columns]:
         raise UsageError(
             f"{path} has no column {missing[0]};",
-            remedy=f"for a folder, {setting('labels')} is a table with the columns {_FILE} and "
-            f"{_LABEL}",
+            remedy=f"for a folder, {setting('labels')} must be a table with the columns {_FILE} "
+            f"and {_LABEL}",
         )
     return path
 

@@ -109,7 +109,7 @@ def opened_once(
         except zlib.error as error:
             raise BadImage(f"it cannot be unpacked: {error}") from error
         if len(data) < most or len(data) > size or unpacker.unused_data:
-            raise BadImage(f"{member} has not the {size} bytes that the archive states")
+            raise BadImage(f"{member} does not have the {size} bytes that the archive lists")
         content = _Bytes(data, size, view.stamp)
         if not header:
             _compare(content, member, crc)
@@ -122,7 +122,7 @@ def members(path: str) -> list[str]:
         names = archive.namelist()
         if len(set(names)) < len(names):
             name, _ = Counter(names).most_common(1)[0]
-            raise ValueError(f"it has several members {quoted(name)}")
+            raise ValueError(f"it has several members called {quoted(name)}")
         return [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
 
 
@@ -214,7 +214,7 @@ def parse_header(view: OpenedFile | _Bytes) -> Array:
     elif head[6] in (2, 3):
         (length,), start = struct.unpack_from("<I", head, 8), 12
     else:
-        raise BadImage(f"it is an .npy file of the unknown version {head[6]}")
+        raise BadImage(f"it is an .npy file with an unknown version, {head[6]}")
     if length > _LONGEST:
         raise BadImage(f"its header has {length} bytes, over the limit of {_LONGEST}")
     header = head[start : start + length]
@@ -229,24 +229,24 @@ def _array(header: bytes, start: int, size: int) -> Array:
     text = header.decode("latin-1")
     descr, order, shape = (p.search(text) for p in (_DESCR, _ORDER, _SHAPE))
     if descr is None or order is None or shape is None:
-        kind = "no plain values"
+        kind = "values that are not plain numbers or text"
         if "'|O'" in text:
             kind = "pickled objects, which could run any code"
         elif "V2'" in text:
-            kind = "values of 2 bytes without a type; of bfloat16, save x.view('uint16')"
+            kind = "2-byte values without a type; for bfloat16, save x.view('uint16')"
         raise BadImage(f"it holds {kind}: {quoted(text.strip())}")
     try:
         dtype: np.dtype[np.generic] = np.dtype(descr[1])
     except TypeError as error:
-        raise BadImage(f"it has values of the unknown type {quoted(descr[1])}") from error
+        raise BadImage(f"its values have the unknown type {quoted(descr[1])}") from error
     if not dtype.itemsize:
-        raise BadImage("its values have no bytes")
+        raise BadImage("its values have a size of 0 bytes")
     sides = tuple(int(number) for number in re.findall("[0-9]+", shape[1]))
     if math.prod(side or 1 for side in sides) * dtype.itemsize > sys.maxsize:
-        raise BadImage(f"no array has the shape {quoted(sides)}")  # not even an empty one
+        raise BadImage(f"its shape is not valid: {quoted(sides)}")  # not even an empty one
     array = Array(dtype, sides, start, order[1] == "True" and len(sides) > 1)
     if array.start + math.prod(sides) * dtype.itemsize != size:
-        raise BadImage(f"it has {size} bytes, which is wrong for {array}")
+        raise BadImage(f"its size, {size} bytes, is wrong for {array}")
     return array
 
 
@@ -277,7 +277,7 @@ def labels_of(path: str, member: str, name: str, rows: int) -> Iterator[Value]:
     if array.shape[1:] not in ((), (1,)) or not array.shape or array.dtype.kind not in "biufSU":
         raise BadImage(f"{name} is {array}, not one integer or text for each image")
     if array.rows != rows:
-        raise BadImage(f"there are {rows} images, but {array.rows} labels")
+        raise BadImage(f"there are {rows} images but {array.rows} labels")
     if array.rows * array.row_bytes > _MOST_LABELS:
         raise BadImage(f"{name} has over {_MOST_LABELS} bytes of labels")
     require_intact(path, member)
@@ -299,7 +299,7 @@ def _some_labels(file: tuple[str, str], name: str, array: Array, rows: range) ->
         try:
             texts = [data[n : n + size].decode(codec) for n in range(0, len(data), size)]
         except UnicodeDecodeError as error:
-            raise BadImage(f"{name} has a text that is not Unicode: {error}") from error
+            raise BadImage(f"{name} contains text that is not Unicode: {error}") from error
         return [text.rstrip("\0") for text in texts]
     return [label_of(value, name) for value in column.tolist()]
 

@@ -127,12 +127,12 @@ def open_given(
 def _unwrapped(source: Any, folder: FolderOptions, samples: SampleOptions) -> Source:
     is_folder = isinstance(source, (str, Path))
     if not is_folder and changed(folder):
-        raise UsageError("class_order and splits are options of image folders")
+        raise UsageError("class_order and splits are only for image folders")
     if not is_folder and not isinstance(source, Source):
         opened: Source = load(_SAMPLES)(source, samples)
         return opened
     if changed(samples):
-        raise UsageError("schema and fields are options of samples")
+        raise UsageError("schema and fields are only for Python samples")
     return open_source(DEFAULT_SOURCE, source, **vars(folder)) if is_folder else source
 
 
@@ -145,18 +145,18 @@ def reopen(kind: str, root: Any, described: Described, schema: Schema) -> Source
     if kind == SAMPLES:
         if is_path:
             raise UsageError(
-                "the dataset was made from Python samples",
-                remedy="compare it from Python, for example with shardkit.verify(dataset, "
-                "against=samples)",
+                "the dataset was converted from Python samples",
+                remedy="compare it in Python: shardkit.verify(dataset, against=samples)",
             )
         return wrapped_as(described, partial(load(_SAMPLES).restored, root, schema))
     if not is_path:
         raise UsageError(
-            f"the dataset was made from a source of kind {quoted(kind)}", remedy="give its path"
+            f"the dataset was converted from a source of kind {quoted(kind)}",
+            remedy="pass its path",
         )
     if kind not in source_names():
         raise UsageError(
-            f"the dataset was made from a source of kind {quoted(kind)}, which is not installed;",
+            f"the dataset was converted from a {quoted(kind)} source, which is not installed;",
             remedy=f"choose from {', '.join(source_names())}",
         )
     if any(MEMBER in description for description in described.values()):

@@ -116,8 +116,8 @@ class Pairs(AnnotatedSource):
         )
         if layout is None:
             raise UsageError(
-                f"{path} has no folders of images and masks",
-                remedy=f"name them with {setting('images')} and {setting('masks')}",
+                f"{path} contains no folders of images and masks",
+                remedy=f"select them with {setting('images')} and {setting('masks')}",
             )
         self._layout = layout
         self.splits = layout.tops
@@ -180,13 +180,13 @@ class Pairs(AnnotatedSource):
         folder = self._layout.folder(split, kept.source)
         if not patterns:
             raise UsageError(
-                f"{self}: no mask in {folder} has a name like an image in "
-                f"{self._layout.folder(split, self._layout.images)}: name them "
-                "with pattern="
+                f"{self}: no mask in {folder} is named after an image in "
+                f"{self._layout.folder(split, self._layout.images)}: describe mask names with "
+                f"{setting('pattern')}"
             )
         if len(patterns) > 1:
             raise UsageError(
-                f"{self}: {folder} has several masks of each image;",
+                f"{self}: {folder} contains several masks for each image;",
                 remedy=f"choose one with {setting('pattern')}: {', '.join(map(quoted, patterns))}",
             )
         return patterns[0]
@@ -256,7 +256,7 @@ class Pairs(AnnotatedSource):
         stems = [stem.rpartition("/")[2].encode("utf-8", "replace") for stem in images]
         lists = ((file, seen.ends(file), way) for file, way in unread_lists(seen))
         found = (
-            f"{file} may list labels, which are not read: run {way}"
+            f"{file} may list labels, which are not read. To read them, run {way}"
             for file, content, way in lists
             if any(stem in content for stem in stems[:_TRIED])
         )
@@ -274,7 +274,7 @@ class Pairs(AnnotatedSource):
             if kept.optional:
                 return []
             folder = "the folder" if self._beside else kept.source
-            raise BadImage(f"its {kept.name} is missing: {folder} has no {quoted(stem)}")
+            raise BadImage(f"its {kept.name} is missing: {folder} contains no {quoted(stem)}")
         return [*names.find(masks[stem])]
 
 
@@ -285,7 +285,7 @@ def _by_stem(names: Names, folder: str) -> dict[str, str]:
         stem = str(PurePosixPath(path.removeprefix(f"{folder}/")).with_suffix(""))
         if by_stem.setdefault(stem, path) != path:
             raise UsageError(
-                f"{names.root}: {by_stem[stem]} and {path} differ only in their suffix"
+                f"{names.root}: {by_stem[stem]} and {path} differ only in their suffixes"
             )
     return by_stem
 
@@ -294,7 +294,8 @@ def _require_pattern(pattern: str) -> None:
     """Refuse a pattern without the place of the image's name."""
     halves = pattern.split(":")
     if len(halves) > 2 or any(half.count("{}") != 1 for half in halves):
-        raise UsageError(f"pattern={pattern!r} is not MASK or IMAGE:MASK with {{}} in each")
+        raise UsageError(f"{setting('pattern', pattern)} must be MASK or IMAGE:MASK, with {{}} in "
+                         "each")
 
 
 def _applied(pattern: str, stem: str) -> str:

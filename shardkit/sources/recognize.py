@@ -146,7 +146,7 @@ def having(*names: str, suffixes: tuple[str, ...] = (), shards: tuple[str, ...] 
     def recognize(seen: Overview) -> Iterator[Recognition]:
         if not seen.is_folder:
             if seen.path.name.lower().endswith(suffixes or ("\0",)):
-                yield Recognition(f"a file {seen.path.suffix}")
+                yield Recognition(f"a {seen.path.suffix} file")
             return
         splits = [*splits_of_shards(seen, shards)] if shards else []
         if splits:
@@ -185,9 +185,9 @@ def require_one_split(path: str | Path, suffixes: tuple[str, ...]) -> None:
     splits = [by.inside for by in splits_of_shards(Overview(path), suffixes)]
     if len(splits) > 1:
         raise UsageError(
-            f"{path} has parts of several splits ({', '.join(splits)})",
-            remedy=f"name one, such as {shell(os.path.join(path, splits[0]))}, or run "
-            f"`shardkit convert {shell(path)} DST --to lmdb` for a dataset of each",
+            f"{path} contains parts of several splits ({', '.join(splits)})",
+            remedy=f"choose one, such as {shell(os.path.join(path, splits[0]))}, or run `shardkit "
+            f"convert {shell(path)} DST --to lmdb` to get a dataset for each",
         )
 
 
@@ -208,7 +208,7 @@ def recognize_folders(seen: Overview) -> Iterator[Recognition]:
     full = [name for name in folders if has_images(seen, name)]
     if {*folders} >= _HUB:
         for name in seen.folders("snapshots"):
-            yield Recognition("a snapshot of the Hub", inside=f"snapshots/{name}")
+            yield Recognition("a snapshot from the Hugging Face Hub", inside=f"snapshots/{name}")
     elif len(full) > 1 and _are_wrapped(seen, full):
         for folder in full:
             inside = _unwrapped(seen, folder)
@@ -317,12 +317,13 @@ class Recognized(NamedTuple):
     by: Recognition
 
     def __str__(self) -> str:
-        """Return what it is, and why."""
-        return f"{self.kind}: {self.by.evidence}"
+        """Return the kind and its evidence; of image folders, the evidence alone."""
+        evidence = self.by.evidence
+        return evidence if self.kind == DEFAULT_SOURCE else f"{self.kind} ({evidence})"
 
     @property
     def paths(self) -> list[str]:
-        """What is read, below the path: a folder, or a file and the folder of its images."""
+        """Paths to read, below the source: a folder, or a file and the folder of its images."""
         options = itertools.pairwise(self.by.words)
         roots = [path[3:] for option, path in options if option == "--root"]
         folder, _, file = self.by.inside.rpartition("/")
@@ -415,26 +416,26 @@ def the_kinds(
     if splits := _splits_of(certain):
         return splits
     if str(path).lower().endswith(_PACKED):
-        raise UsageError(f"{path} is packed:", remedy="unpack it, and convert the folder")
+        raise UsageError(f"{path} is packed:", remedy="unpack it and convert the folder")
     if not kinds and only:
-        raise UsageError(f"{path} is a folder without {only} files", remedy="name the file")
+        raise UsageError(f"{path} is a folder without {only} files", remedy="pass the file instead")
     if not kinds:
         seen = Overview(path)
         names = [*seen.files(suffix=_PACKED), *seen.folders(), *seen.files()]
         if seen.is_folder and not names:
-            raise UsageError(f"{path} has nothing that may be data;", remedy="name another folder")
+            raise UsageError(f"{path} contains no data;", remedy="choose another folder")
         if names and names[0].lower().endswith(_PACKED):
-            raise UsageError(f"{path} has {names[0]}, which is packed;", remedy="unpack it")
+            raise UsageError(f"{path} contains {names[0]}, which is packed;", remedy="unpack it")
         raise UsageError(
-            f"{path}: no kind of source recognizes it;",
-            remedy=f"choose one: shardkit convert KIND {shell(path, *rest)}, with KIND from "
-            f"{', '.join(source_names())}. Or convert any dataset of Python, such as one of "
+            f"{path}: not recognized as any kind of source;",
+            remedy=f"choose the kind: shardkit convert KIND {shell(path, *rest)}, with KIND from "
+            f"{', '.join(source_names())}. Or convert any Python dataset, such as one from "
             "torchvision: shardkit.convert(dataset, 'DST', to='lmdb')",
         )
     may_be = certain or kinds
     raise UsageError(
-        f"{path} may be {', or '.join(map(str, may_be))}",
-        remedy=f"Choose {_commands(may_be, path, rest or ('DST', '--to', 'lmdb'))}",
+        f"{path} may be {' or '.join(map(str, may_be))}",
+        remedy=f"Run {_commands(may_be, path, rest or ('DST', '--to', 'lmdb'))}",
     )
 
 
@@ -476,8 +477,8 @@ def note_other_classes(path: str | Path) -> Iterator[str]:
     if len(words) > 1 and min(words.values()) > 1:
         first = ", ".join(sorted(words)[:3])
         yield (
-            f"names may state classes ({first}), but only folders label images: move each class to "
-            "a folder of its own"
+            f"file names may contain classes ({first}), but only folders label images: move each "
+            "class to its own folder"
         )
     outer = seen.folders()[:FOLDERS_TRIED]
     inner = [f"{name}/{of}" for name in outer for of in seen.folders(name)]
@@ -485,10 +486,10 @@ def note_other_classes(path: str | Path) -> Iterator[str]:
         images = [image for of in inner for image in seen.images(of)[:1]]
         pattern = shell(f"*.{(images or ['.jpg'])[0].rpartition('.')[2]}")
         yield (
-            f"classes are the outer folders, such as {outer[0]}; for those inside, such as "
-            f"{inner[0]}, run (cd {shell(path)}; echo file_name,label; find */ -name {pattern} "
-            """-printf '"%p","%h"\\n' | sort) > labels.csv; """
-            f"shardkit convert table labels.csv DST --to lmdb --root {shell(path)}"
+            f"the outer folders are the classes, such as {outer[0]}; to use the inner folders, "
+            f"such as {inner[0]}, run (cd {shell(path)}; echo file_name,label; find */ -name "
+            f'{pattern} -printf \'"%p","%h"\n\' | sort) > labels.csv; shardkit convert table '
+            f"labels.csv DST --to lmdb --root {shell(path)}"
         )
 
 
@@ -509,7 +510,7 @@ def refuse_other_kinds(path: str | Path, rest: Sequence[str], *, splits: bool = 
     if kinds:
         as_they_are = f"pass {setting('classes', True)} to use its folders as classes, or "
         raise UsageError(
-            f"{path} does not look like class folders, but like {' and '.join(map(str, kinds))}",
+            f"{path} looks like {' and '.join(map(str, kinds))}, not class folders",
             remedy=f"{as_they_are * os.path.isdir(path)}run {_commands(kinds, path, rest)}",
         )
     load(_REFUSE_MISREAD)(Overview(path))

@@ -23,7 +23,7 @@ from shardkit.contracts import (
     Source,
     StoredEntries,
 )
-from shardkit.errors import BadImage, CorruptDataset, UsageError
+from shardkit.errors import BadImage, CorruptDataset, UsageError, setting
 from shardkit.kinds.field import Field, Schema, check_schema
 from shardkit.kinds.packing import infer_field, pack
 from shardkit.kinds.values import as_numpy
@@ -58,7 +58,8 @@ class Sample:
         if key is not None and not isinstance(key, str):
             raise UsageError(
                 f"Sample(key={shortened(repr(key), _LONGEST)}) must be a string",
-                remedy='name the key and fields, as in Sample(key="cat/7", image=..., label=...)',
+                remedy='pass the key and fields by keyword: Sample(key="cat/7", image=..., '
+                "label=...)",
             )
         self.key = key
         """The record's key; None means the sample's number."""
@@ -82,7 +83,7 @@ class Samples(Source):
         if not _is_sequence(samples):
             if not hasattr(samples, "__iter__"):
                 raise UsageError(
-                    f"{self._name} is neither a sequence, with len() and [number], nor an iterable"
+                    f"{self._name} is neither a sequence, with len() and [index], nor an iterable"
                 )
             samples = Spool(samples)
         self._samples = samples
@@ -97,7 +98,7 @@ class Samples(Source):
         description = next(iter(described.values()))
         first = description.get(FIRST, 0)
         if type(first) is not int or first < 0:
-            raise CorruptDataset(f"the manifest states {quoted(first)} samples before others")
+            raise CorruptDataset(f"the manifest counts {quoted(first)} samples before others")
         options = SampleOptions(schema=schema, fields=description.get("fields"))
         return cls(samples, options).after(first, with_keys=first > 0)  # some may be left out
 
@@ -115,9 +116,9 @@ class Samples(Source):
         names = None if label is None else label.classes
         if classes is not None and names is not None and tuple(classes) != names[: len(classes)]:
             raise UsageError(
-                f"the samples have the classes {name_list(names)}, which differ from those "
-                f"of the dataset: {name_list(classes)}; new classes must follow these. Or convert "
-                "the samples to a dataset of their own, and append that"
+                f"the classes of the samples, {name_list(names)}, differ from those of the "
+                f"dataset: {name_list(classes)}; list new classes after these. Or convert the "
+                "samples to a separate dataset, and append that"
             )
         size = self._mean_bytes()
         self._warn_if_random()
@@ -230,7 +231,9 @@ class Samples(Source):
             names = self._names or _PAIR
             if len(names) == len(sample):
                 return None, dict(zip(names, sample, strict=True))
-            raise BadImage(f"it has {len(sample)} values; fields names {len(names)}")
+            raise BadImage(
+                f"it has {len(sample)} values, but {setting('fields')} lists {len(names)}"
+            )
         raise BadImage(f"it is of type {type(sample).__name__}, not a dict, tuple or Sample")
 
     def _complete(self, fields: Mapping[str, Field | str]) -> dict[str, Field]:
@@ -260,7 +263,7 @@ class Samples(Source):
         if field is not None:
             return field
         raise ValueError(
-            f"the field {quoted(name)} of the first sample is "
+            f"the {quoted(name)} field of the first sample is "
             f"{'missing' if value is None else f'of type {type(value).__name__}'}: pass "
             f"schema={{{name!r}: Field(...)}}"
         )
@@ -277,8 +280,8 @@ class Samples(Source):
             labels = map(self._label, range(len(self._samples)))
         if labels is None:
             raise ValueError(
-                "the classes of the field 'label' are unknown: pass schema={'label': "
-                "Field('label', classes=...)} with their names or their number"
+                "the classes of the 'label' field are unknown: pass "
+                "schema={'label': Field('label', classes=...)} with their names or their number"
             )
         return _classes_of(labels)
 
@@ -298,9 +301,9 @@ class Samples(Source):
         if not is_same:
             warnings.warn(
                 f"sample 0 of {self._name} differs each time it is read. Each sample is stored "
-                "once, but an interrupted conversion cannot resume to the same bytes, and "
-                "verify(against=samples) finds differences. Derive random numbers from the "
-                "sample's number, for example with torch.Generator().manual_seed(number)",
+                "once, but an interrupted conversion cannot resume with the same bytes, and "
+                "verify(against=samples) reports differences. Derive random numbers from the "
+                "sample's index, for example with torch.Generator().manual_seed(index)",
                 stacklevel=4,
             )
 
@@ -348,9 +351,9 @@ def _scalar(label: Any) -> Any:
     if value.ndim == 0 and value.dtype.kind != "O":
         return value.item()
     raise ValueError(
-        f"a label is {shortened(repr(label), _LONGEST)}, neither a number nor a name: name the "
-        "fields otherwise, such as convert(samples, ..., fields=('image', 'labels'), schema="
-        "{'labels': Field('labels', classes=...)}); several need samples that are dicts"
+        f"a label is {shortened(repr(label), _LONGEST)}, neither a number nor a name: use "
+        "another kind of field, as in convert(samples, ..., fields=('image', 'labels'), schema="
+        "{'labels': Field('labels', classes=...)}); for several fields, samples must be dicts"
     )
 
 

@@ -102,7 +102,7 @@ class TableOptions(NamedOptions):
         None,
         help="Folder or zip archive of the files.",
         metavar="DIR",
-        shown="that of SRC",
+        shown="the folder of SRC",
         stored="",
     )
     image: str | None = option(None, help="Column of images.", metavar="COL", shown="file_name")
@@ -191,7 +191,7 @@ class Table(NamedSource):
         options = self.options
         if options.image is None and any(map(_PIXEL.match, columns)):
             raise UsageError(
-                f"{self._lists.paths[0]} has columns of pixels, not of files",
+                f"the columns of {self._lists.paths[0]} are pixels, not file names",
                 remedy="save its images and labels with numpy.savez(file, images=..., labels=...), "
                 "and use `shardkit convert npy`",
             )
@@ -199,7 +199,7 @@ class Table(NamedSource):
             listed = name_list(columns)
             raise UsageError(
                 f"{self._lists.paths[0]}",
-                remedy=f"choose the column of images with {setting('image')} from {listed}",
+                remedy=f"choose the image column with {setting('image')} from {listed}",
             )
         self._image = options.image
         self._require_header()
@@ -250,9 +250,9 @@ class Table(NamedSource):
         with suppress(BadImage):
             self.names().status(name if has_image_suffix(name) else "")
             raise UsageError(
-                f"{self._lists.paths[0]} has no header: its first line names the file "
+                f"{self._lists.paths[0]} has no header: its first line contains the file name "
                 f"{quoted(name)};",
-                remedy="write a line with names of columns above it, such as file_name,label",
+                remedy="add a first line with column names, such as file_name,label",
             )
 
     def _choose_label(self, columns: Sequence[str]) -> None:
@@ -354,8 +354,9 @@ class Table(NamedSource):
         archive = "" if nested else self._archive_with(name.rpartition("/")[2])
         if archive:
             raise UsageError(
-                f"{self._lists.paths[0]}: there is no file {quoted(name)}, but {archive} has it",
-                remedy=f"name the archive of its images: {setting('root', archive)}",
+                f"{self._lists.paths[0]}: the file {quoted(name)} does not exist, but {archive} "
+                "contains it",
+                remedy=f"read the images from that archive: {setting('root', archive)}",
             )
 
     def _archive_with(self, name: str) -> str:
@@ -370,7 +371,8 @@ class Table(NamedSource):
     def _refuse_without(self, name: str, file: str) -> None:
         """Refuse a name that lacks the suffix of its file."""
         raise UsageError(
-            f"{self._lists.paths[0]}: there is no file {quoted(name)}, but there is {quoted(file)}",
+            f"{self._lists.paths[0]}: the file {quoted(name)} does not exist, but {quoted(file)} "
+            "does",
             remedy=f"add the suffix with {setting('suffix', os.path.splitext(file)[1])}",
         )
 
@@ -421,13 +423,13 @@ class Table(NamedSource):
             value = cell(row, self._box_labels, text)
             box_labels = labels_of(value, _name(self._box_labels), self.options.separator)
             if len(box_labels) != len(cells):
-                raise BadImage(f"it has {len(cells)} boxes and {len(box_labels)} labels of boxes")
+                raise BadImage(f"it has {len(cells)} boxes but {len(box_labels)} box labels")
             pairs = zip(cells, box_labels, strict=True)
             cells = [[*_list(box, where)[:4], label] for box, label in pairs]
         boxes = []
         for box in cells:
             if not isinstance(box, list):
-                raise BadImage(f"a box is a list of four numbers, not {quoted(box)}")
+                raise BadImage(f"a box must be a list of four numbers, not {quoted(box)}")
             code = [labels.code(checked_label(value, where)) for value in box[4:5]]
             boxes.append([*corners(box[:4], self._order), *code])
         return boxes
@@ -442,7 +444,7 @@ class Table(NamedSource):
             names = self.class_names if self._label is None or self.class_names is True else None
             assigned = scan.labels[name].assign(self.known_classes(name), names)
             if assigned.classes is None and name == "labels":
-                raise UsageError(f"the column {_name(column)} has no labels")
+                raise UsageError(f"the {_name(column)} column has no labels")
             numbers[name] = assigned.labels
             if name == "labels":
                 scan.words[name] = assigned.words
@@ -474,7 +476,7 @@ class Table(NamedSource):
         for kept in self._keep:
             if kept.kind in _IN_FILES:
                 raise UsageError(
-                    f"{setting('keep', str(kept))}: a {kept.kind} is a file of its own",
+                    f"{setting('keep', str(kept))}: kind {kept.kind} needs a separate file",
                     remedy=f"use {setting('file')}",
                 )
 
@@ -508,7 +510,7 @@ def _column(text: str | None, option: str, columns: Sequence[str] = ()) -> _Colu
     match = _COLUMN.match(text)
     if match is None:
         raise UsageError(
-            f"{setting(option, text)} is not a column, or COLUMN:/PATH for a part of its JSON"
+            f"{setting(option, text)} must be a column, or COLUMN:/PATH for a part of its JSON"
         )
     return _Column(match[1], match[2])
 
@@ -532,8 +534,9 @@ def _label_in(row: Mapping[str, Any], column: _Column, text: bool) -> Value:
     ones = _ones(row, column.classes)
     if len(ones) != 1:
         raise BadImage(
-            f"{len(ones)} of its columns of classes are 1, not one",
-            remedy=f"read any number with {setting('labels', ','.join(column.classes))}",
+            f"{len(ones)} of its class columns are 1; exactly one must be",
+            remedy="to read any number of labels, pass "
+            f"{setting('labels', ','.join(column.classes))}",
         )
     return ones[0]
 
@@ -572,7 +575,9 @@ def _require_utf8(value: object) -> None:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise BadImage(f"it is not UTF-8: {quoted(value)}; encoding= states another") from error
+            raise BadImage(
+                f"it is not UTF-8: {quoted(value)}; set another encoding with {setting('encoding')}"
+            ) from error
 
 
 def _json(text: str, where: str) -> Any:
@@ -596,7 +601,7 @@ def _is_there(kept: Kept, value: object) -> bool:
     if value is None or (value == "" and (kept.optional or kept.kind not in (None, "text"))):
         if kept.optional:
             return False
-        raise BadImage(f"it has no {_name(kept)}; {kept.source}? accepts it")
+        raise BadImage(f"it has no {_name(kept)}; to allow this, write {kept.source}?")
     return True
 
 

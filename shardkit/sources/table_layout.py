@@ -130,8 +130,8 @@ def not_classes(seen: Overview, top: str = "") -> Iterator[tuple[str, str]]:
         )
         way = "; ".join(f"shardkit convert {command}" for command in commands)
     yield (
-        f"{first}/ and {second}/ have the same folders ({name_list(names)}), "
-        "so these may not be classes",
+        f"{first}/ and {second}/ contain the same folders ({name_list(names)}), which may not be "
+        "classes",
         way,
     )
 
@@ -262,11 +262,11 @@ def _way(  # noqa: PLR0911
     if name.endswith((*SUFFIXES, *LISTS, ".json")):
         return (
             f"shardkit convert {shell('table', seen.path / file, *words)} --image COLUMN if it is "
-            "a table, or else write one with the columns file_name and label"
+            "a table; otherwise, write a table with the columns file_name and label"
         )
     return (
-        f"shardkit convert {shell('table', f'{split}.csv', *words)} with a table of the columns "
-        f"file_name and label that you write from {path}"
+        f"shardkit convert {shell('table', f'{split}.csv', *words)} after you write that table, "
+        f"with the columns file_name and label, from {path}"
     )
 
 

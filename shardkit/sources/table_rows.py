@@ -54,8 +54,8 @@ def find_tables(path: str | Path) -> InputFiles:
         return InputFiles((str(path),), (os.path.basename(path),), ())
     tables = [name for name, _ in ZipFolder(folder.path).members() if name.endswith(_NAMED)]
     raise UsageError(
-        f"{path} is not a table: {folder.path} has {name_list(tables) or 'none'}",
-        remedy=f"name one, such as {folder.path}/{tables[0]}" if tables else None,
+        f"{path} is not a table; {folder.path} contains {name_list(tables) or 'none'}",
+        remedy=f"pass one, such as {folder.path}/{tables[0]}" if tables else None,
     )
 
 
@@ -69,7 +69,7 @@ def columns_of(path: str, given: Dialect = DETECTED) -> list[str]:
     columns: Sequence[str]
     if not path.endswith(_NAMED):
         csv_file = os.path.splitext(path)[0] + ".csv"
-        as_csv = f"save it as CSV, such as with pandas.read_excel({path!r}).to_csv({csv_file!r})"
+        as_csv = f"save it as CSV: pandas.read_excel({path!r}).to_csv({csv_file!r})"
         raise UsageError(
             f"{path} is not a table: its name must end in one of {', '.join(_NAMED)}",
             remedy=as_csv if path.endswith(_SHEETS) else None,
@@ -96,7 +96,7 @@ def columns_of(path: str, given: Dialect = DETECTED) -> list[str]:
         raise UsageError(f"{path} has no rows")
     twice = [name for name, count in Counter(columns).items() if count > 1]
     if twice:
-        raise UsageError(f"{path} has two columns {quoted(twice[0])}")
+        raise UsageError(f"{path} has two columns called {quoted(twice[0])}")
     return list(columns)
 
 
@@ -121,7 +121,7 @@ def _text_rows(path: str, given: Dialect) -> Iterator[Row]:
             if len(row) == len(header):
                 yield line, dict(zip(header, row, strict=True))
             else:
-                yield line, f"it has {len(row)} values; the header has {len(header)}"
+                yield line, f"it has {len(row)} values, but the header has {len(header)}"
     except csv.Error as error:
         reason, line = error.args
         yield line, f"{reason}; this and all later rows are not read"
@@ -137,13 +137,14 @@ def _records(path: str) -> Iterator[Row]:
         rows = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"{path} cannot be read: {error}", remedy="write it as JSON lines, and end it in .jsonl"
+            f"{path} cannot be read: {error}",
+            remedy="write it as JSON lines, with the suffix .jsonl",
         ) from error
     if not isinstance(rows, list):
         raise UsageError(
             f"{path} is not a list of objects",
-            remedy="write one object for each image, such as with pandas' "
-            "to_json(path, orient='records')",
+            remedy="write one object for each image, for example with pandas' to_json(path, "
+            "orient='records')",
         )
     require_rows(path, len(rows))
     for number, row in enumerate(rows, 1):
@@ -189,7 +190,7 @@ def _parquet(
     **kwargs: _P.kwargs,
 ) -> _R:
     if zip_folder(path):
-        raise UsageError(f"{path} is in an archive", remedy="unpack this file, and name it")
+        raise UsageError(f"{path} is in an archive", remedy="unpack this file and pass it")
     try:
         stamp = os.stat(path).st_mtime_ns
         return call(function, os.path.abspath(path), stamp, *args, **kwargs)

@@ -77,14 +77,17 @@ def stated(delimiter: str | None, encoding: str | None, no_quotes: bool) -> Dial
     """Return the dialect that a user states."""
     delimiter = _SPELLED.get(delimiter or "", delimiter)
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
-        raise UsageError(f"delimiter={delimiter!r} is not one character, such as ; or tab")
+        raise UsageError(
+            f"{setting('delimiter', delimiter)} must be one character, such as ; or tab"
+        )
     try:
         text = encoding is None or isinstance(codecs.decode(b"", encoding), str)
     except (LookupError, UnicodeError):
         text = False
     if not text:
         raise UsageError(
-            f"encoding={encoding!r} is unknown", remedy="use one of Python's, such as cp1252"
+            f"{setting('encoding', encoding)} is unknown",
+            remedy="use one that Python supports, such as cp1252",
         )
     return Dialect(delimiter, encoding, False if no_quotes else None)
 
@@ -214,12 +217,13 @@ class Lines(Generic[AnyStr]):
             line = self._file.readline(_MOST_LINE + 1)
         except UnicodeError as error:
             raise UsageError(
-                f"{self._path}:{self._number} is not in its encoding=: {error}"
+                f"{self._path}:{self._number} does not match its encoding ({error})",
+                remedy=f"set another with {setting('encoding')}",
             ) from error
         self.row += len(line)
         if self.row > _MOST_LINE:
             raise ConversionFailed(
-                f"{self._path}: the row in line {self._number} is longer than {size(_MOST_LINE)}"
+                f"{self._path}: the row at line {self._number} is longer than {size(_MOST_LINE)}"
             )
         if not line:
             raise StopIteration
@@ -244,7 +248,7 @@ def _encoding_of(path: str) -> str:
     if any(map(_NOT_WESTERN.search, _chunks(path))):
         raise UsageError(
             f"{path} is not in UTF-8, UTF-16 or cp1252",
-            remedy=f"state it with {setting('encoding')}, such as gbk, cp1251 or mac_roman",
+            remedy=f"set its encoding with {setting('encoding')}, such as gbk, cp1251 or mac_roman",
         )
     return "cp1252"
 

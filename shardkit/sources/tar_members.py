@@ -169,7 +169,9 @@ def _check_global(text: bytes, offset: int) -> None:
     """Refuse a header for all members that changes more than comments and times."""
     for keyword, _ in _pax_records(text, offset):
         if keyword in (b"path", b"size") or keyword.startswith(b"GNU.sparse"):
-            raise BadImage(f"the PAX header at byte {offset} sets {quoted(keyword)} of all members")
+            raise BadImage(
+                f"the PAX header at byte {offset} sets {quoted(keyword)} for all members"
+            )
 
 
 def _parse(block: bytes, offset: int) -> tuple[bytes, int]:
@@ -292,7 +294,7 @@ def _extents(
     for pair in range(0, len(numbers) - 1, 2):
         position, length = (_decimal(number, header.start) for number in numbers[pair : pair + 2])
         if position < before or position + length > size:
-            raise BadImage(f"the sparse file at byte {header.start} has a map that is damaged")
+            raise BadImage(f"the sparse file at byte {header.start} has a damaged map")
         extents.append(Extent(position, offset, length))
         offset = offset + length
         before = position + length
@@ -306,6 +308,6 @@ def _check_end(view: OpenedFile, offset: int) -> None:
     for start in range(offset, view.size, _CHUNK):
         if view.read(start, _CHUNK).strip(b"\0"):
             raise BadImage(
-                f"bytes follow the end of the archive at byte {offset}: archives that were joined "
-                "are not read further"
+                f"more bytes follow the end of the archive at byte {offset}: concatenated archives "
+                "are read only up to there"
             )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardkit.contracts import Entry, Range, SourceKind
-from shardkit.errors import CHANGED, BadImage, UsageError
+from shardkit.errors import CHANGED, BadImage, UsageError, setting
 from shardkit.options import option, same_option
 from shardkit.record import NO_LABEL
 from shardkit.sources.column_source import Cells, ColumnSource, RowFile, row_files
@@ -108,7 +108,9 @@ class TFRecord(ColumnSource):
             return label
         offset = self.options.label_offset
         if label + offset < 0:
-            raise BadImage(f"its label {label} is negative after label_offset={offset}")
+            raise BadImage(
+                f"its label {label} becomes negative with {setting('label_offset', offset)}"
+            )
         return label + offset
 
     def label_words(self) -> str:
@@ -147,7 +149,7 @@ class _Example(Cells):
         if column.holds == "json":
             return np.array(numbers, np.float32 if feature.kind == "float" else np.int64)
         if len(numbers) > 1:
-            raise BadImage(f"its feature {quoted(column.name)} has {len(numbers)} values, not one")
+            raise BadImage(f"its {quoted(column.name)} feature has {len(numbers)} values, not one")
         return numbers[0] if numbers else None
 
 
@@ -171,7 +173,7 @@ def _columns(path: str) -> list[Column]:
     if not columns and wrong:
         raise UsageError(f"{path}: {wrong[0].problem}", remedy=wrong[0].remedy) from wrong[0]
     if not columns:
-        raise UsageError(f"there are no records with features in {path}")
+        raise UsageError(f"{path} contains no records with features")
     return [*columns.values()]
 
 
@@ -184,10 +186,8 @@ def _only(name: str, feature: Feature | None) -> Range:
     if feature is None:
         raise BadImage(f"its record has no feature {quoted(name)}")
     if feature.kind != "bytes" or len(feature.ranges) != 1:
-        count = (
-            f"{len(feature.ranges)} values of bytes" if feature.kind == "bytes" else feature.kind
-        )
-        raise BadImage(f"its feature {quoted(name)} has {count}, not one value of bytes")
+        count = f"{len(feature.ranges)} bytes values" if feature.kind == "bytes" else feature.kind
+        raise BadImage(f"its {quoted(name)} feature has {count}, not one bytes value")
     return feature.ranges[0]
 
 

@@ -164,7 +164,7 @@ def _integers(read: Read, inside: Range) -> Iterator[int]:
             length, offset = _varint(read, offset, end)
             stop = offset + length
             if stop > end:
-                raise _wrong("a list ends outside of its message")
+                raise _wrong("a list ends outside its message")
             while offset < stop:
                 value, offset = _varint(read, offset, stop)
                 yield _signed(value)
@@ -184,7 +184,7 @@ def _floats(read: Read, inside: Range) -> Iterator[Range]:
         elif tag != 1 << 3 | _FIXED32:
             raise _wrong(f"a list of floats has the tag {tag}")
         if offset + length > end or length % 4:
-            raise _wrong("a list ends outside of its message")
+            raise _wrong("a list ends outside its message")
         yield Range(offset, length)
         offset += length
 
@@ -203,7 +203,7 @@ def _messages(read: Read, start: int, end: int) -> Iterator[tuple[int, Range]]:
         if kind == _BYTES:
             length, offset = _varint(read, offset, end)
             if offset + length > end:
-                raise _wrong("a field ends outside of its message")
+                raise _wrong("a field ends outside its message")
             yield tag >> 3, Range(offset, length)
             offset += length
         elif kind == _VARINT:
@@ -211,7 +211,7 @@ def _messages(read: Read, start: int, end: int) -> Iterator[tuple[int, Range]]:
         elif kind in (_FIXED64, _FIXED32):
             offset += 8 if kind == _FIXED64 else 4
             if offset > end:
-                raise _wrong("a field ends outside of its message")
+                raise _wrong("a field ends outside its message")
         else:
             raise _wrong(f"a field has the unknown type {kind}")
 

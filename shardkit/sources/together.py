@@ -61,11 +61,13 @@ class Together(Source):
         divided = [name for name, scan in scans.items() if "" not in scan.splits]
         if divided and self.commands:
             raise UsageError(
-                f"{self}: {divided[0]} has splits of its own;",
-                remedy=f"convert each by itself: {', and '.join(self.commands)}",
+                f"{self}: {divided[0]} has its own splits;",
+                remedy=f"convert each separately: {', and '.join(self.commands)}",
             )
         if divided:
-            raise CorruptDataset("the manifest names a source of several splits as that of one")
+            raise CorruptDataset(
+                "the manifest lists a source with several splits as the source of one split"
+            )
         known = _united([scan.classes or () for scan in scans.values()], classes)
         if any(scan.classes != known for scan in scans.values() if scan.classes):
             scans = {name: member.source.scan(known) for name, member in self.members.items()}
@@ -74,7 +76,7 @@ class Together(Source):
             fields = "; ".join(f"{name}: {name_list(scan.schema)}" for name, scan in scans.items())
             raise UsageError(
                 f"{self}: the splits have different fields, or classes of boxes ({fields});",
-                remedy=f"convert each file by itself: {', and '.join(self.commands)}",
+                remedy=f"convert each file separately: {', and '.join(self.commands)}",
             )
         every = [*scans.values()]
         labeled = next((scan for scan in every if scan.classes), every[0])
@@ -89,7 +91,7 @@ class Together(Source):
             problems={name: scan.problems[""] for name, scan in scans.items()},
             understood=_joined({name: scan.understood for name, scan in scans.items()}),
             notes=[
-                *[f"next to it, not read: {name_list(self.unread)}"] * bool(self.unread),
+                *[f"next to it but not read: {name_list(self.unread)}"] * bool(self.unread),
                 *(f"{name}: {note}" for name, scan in scans.items() for note in scan.notes),
             ],
             fields=labeled.fields,
@@ -157,8 +159,8 @@ def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, 
     labels = {of["label"] for of in found.values() if "label" in of}
     if len(labels) > 1 and given.keys().isdisjoint(("label", "labels")):
         raise UsageError(
-            f"{root}: the splits have labels in different columns ({name_list(sorted(labels))})",
-            remedy=f"give {setting('label')} or convert each by itself: {', and '.join(commands)}",
+            f"{root}: the label columns of the splits differ ({name_list(sorted(labels))})",
+            remedy=f"pass {setting('label')} or convert each separately: {', and '.join(commands)}",
         )
     return Together(root, members, commands)
 
@@ -205,11 +207,11 @@ def _paths(description: Mapping[str, Any]) -> Sequence[str]:
     try:
         paths = description[MEMBER]
         if len(paths) > 2 or any("{" in path and ".." in path for path in paths):
-            raise ValueError("they are too many, or lead out")
+            raise ValueError("there are too many, or they are outside the source")
         for path in filter(None, paths):
             parts_of_text(path)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptDataset(
-            f"the manifest does not state the files of the split: {error}"
+            f"the manifest does not list the files of the split: {error}"
         ) from error
     return tuple(paths)

@@ -60,7 +60,7 @@ def unpacked(
         if key not in store.known:
             most = max(_FREE_BYTES, _MOST_RATIO * inside.length), "too many for its size"
             if stated is not None:
-                most = min(most, (stated, "the stated size"))
+                most = min(most, (stated, "the declared size"))
             size = _unpack(_Packed(source, inside), packing, store, most)
             store.known[key] = Unpacked(store.file, store.end, size)
             store.end += size
@@ -151,7 +151,7 @@ def _inflate(window: int, packed: _Packed) -> Iterator[bytes]:
         raise BadImage(_TRUNCATED)
 
 
-_FOLLOWED = "it cannot be unpacked: data follow its end"
+_FOLLOWED = "it cannot be unpacked: more data follows its end"
 _TRUNCATED = "it cannot be unpacked: the compressed file is truncated"
 
 
@@ -173,7 +173,7 @@ def _bunzip(packed: _Packed) -> Iterator[bytes]:
 def _unbrotli(packed: _Packed) -> Iterator[bytes]:
     brotli = import_module("brotli")
     if not hasattr(brotli.Decompressor, "can_accept_more_data"):
-        raise ImportError("its chunks have no limit", name="brotli 1.2 or newer")
+        raise ImportError("its chunk size has no limit", name="brotli 1.2 or newer")
     unpacker = brotli.Decompressor()
     for chunk in packed.chunks():
         try:
@@ -244,7 +244,7 @@ def _unsnap(packed: _Packed) -> Iterator[bytes]:
         if byte < 128:
             break
     if size > _MOST_SNAPPY * len(data):
-        raise BadImage(f"it cannot be unpacked: it states {size:,} bytes")
+        raise BadImage(f"it cannot be unpacked: it declares {size:,} bytes")
     try:
         yield snappy.uncompress(data)
     except (ValueError, RuntimeError, snappy.UncompressError) as error:

@@ -41,7 +41,7 @@ class VocOptions(AnnotatedOptions):
         None,
         help="File of ImageSets/Main to convert.",
         metavar="NAME",
-        shown="train, val and test, one dataset each",
+        shown="train, val and test, one dataset for each",
     )
     classes: str | None = classes_option(
         "File of class names, one per line, in label order.", stored=""
@@ -70,7 +70,7 @@ class Voc(AnnotatedSource):
         folders = _folders_of(Overview(path))
         if folders is None:
             raise UsageError(
-                f"{path} has no folders {_IMAGES[0]} and {_ANNOTATIONS[0]}, as Pascal VOC's have, "
+                f"{path} has neither the folders {_IMAGES[0]} and {_ANNOTATIONS[0]} of Pascal VOC "
                 "nor annotations (.xml) next to images"
             )
         self._images, self._annotations = folders
@@ -126,11 +126,11 @@ class Voc(AnnotatedSource):
         ]
         if os.path.isdir(os.path.join(self.path, _MASKS)):
             pairs = shell("shardkit", "convert", "pairs", self.path, "DST", "--to", "lmdb")
-            self.notes.append(f"{_MASKS} has masks, which `{pairs}` reads")
+            self.notes.append(f"{_MASKS} contains masks; to read them, run `{pairs}`")
         if others:
             self.notes.append(
-                f"{len(others):,} annotations name another image than the one of their ID, which "
-                f"is used: {others[0]}"
+                f"{len(others):,} annotations name a different image than their ID; the image of "
+                f"the ID is used: {others[0]}"
             )
         assigned = labels.assign(self.known_classes("boxes"), self._box_names)
         boxes = Field("boxes", classes=assigned.classes)
@@ -221,7 +221,7 @@ def _values(tree: Element, labels: LabelValues) -> dict[str, Any]:
         try:
             left, top, right, bottom = map(float, texts)
         except ValueError as error:
-            raise BadImage(f"its box of {quoted(name)} is {quoted(texts)}") from error
+            raise BadImage(f"its {quoted(name)} box is {quoted(texts)}") from error
         boxes.append([left - 1, top - 1, right, bottom, labels.code_of_name(str(name))])
     values = {"boxes": boxes, "objects": [_plain(element) for element in objects]}
     size = _size_of(tree)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.contracts import AttachableSource, Attaching, Entry, SourceKind, SourceOptions
-from shardkit.errors import CHANGED, BadImage
+from shardkit.errors import CHANGED, BadImage, setting
 from shardkit.kinds.field import Field
 from shardkit.options import option, require_valid
 from shardkit.record import NO_LABEL, load_json
@@ -155,8 +155,8 @@ class WebDataset(RowSource, AttachableSource):
         images = ", ".join(f"{name} ({count:,})" for name, count in samples.images.most_common())
         unused = ", ".join(f"{name} ({count:,})" for name, count in samples.unused.most_common(20))
         return {
-            "archives": f"{len(self.inputs):,}, with {len(listing):,} samples grouped by the "
-            f"rule {self._grouping}",
+            "archives": f"{len(self.inputs):,}, containing {len(listing):,} samples grouped by "
+            f"the {self._grouping} rule",
             "image": images or "none",
             "label": self._label,
             **{kept.name: f"{kept.source}: {self.schema[kept.name]}" for kept in self.keep},
@@ -169,7 +169,7 @@ class WebDataset(RowSource, AttachableSource):
         if not self._infers or self._label != NONE or not 1 < count < samples.images.total():
             return ""
         first = min(samples.folders)
-        return f"no labels, but folders such as {first} may be classes: set label to folder"
+        return f"folders such as {first} may be classes: {setting('label', 'folder')} reads them"
 
     def _walk(self, archive: _Archive, listing: Listing, view: OpenedFile) -> None:
         """Collect the samples of one archive."""
@@ -221,7 +221,7 @@ class WebDataset(RowSource, AttachableSource):
         for key, sample in archive.samples.items():
             for name in sample.repeated:
                 listing.blame(
-                    f"{archive.name}:{name} (again)", "the archive has two members of this name"
+                    f"{archive.name}:{name} (again)", "the archive has two members with this name"
                 )
             try:
                 suffix = self._image_of(sample)
@@ -244,7 +244,9 @@ class WebDataset(RowSource, AttachableSource):
             return ""
         for kept in self.keep:
             if kept.source not in sample.fields and not kept.optional:
-                raise BadImage(f"its sample has no member {kept.source}; {kept.source}? accepts it")
+                raise BadImage(
+                    f"its sample has no member {kept.source}; to allow this, write {kept.source}?"
+                )
         members_ = [sample.fields.get(kept.source) for kept in self.keep]
         return json.dumps([member and member.start for member in members_])
 
@@ -261,7 +263,7 @@ class WebDataset(RowSource, AttachableSource):
         if suffixes:
             raise BadImage(
                 f"its sample has {len(suffixes)} images ({name_list(suffixes)})",
-                remedy="choose one with --image",
+                remedy=f"choose one with {setting('image')}",
             )
         raise BadImage(f"its sample has no image; it has {name_list(sample.fields)}")
 

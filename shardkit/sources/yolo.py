@@ -124,7 +124,8 @@ class Yolo(AnnotatedSource):
             image = found.bare[0]
             folders = [name for name in image.split("/")[:-1] if not is_split_name(name)]
             raise UsageError(
-                f"{self}: none of {total:,} images has labels: {image} needs {_label_of(image)}",
+                f"{self}: none of the {total:,} images has labels: {image} needs "
+                f"{_label_of(image)}",
                 remedy=f"if folders such as {folders[0]} are classes, run shardkit convert "
                 f"{shell('imagefolder', self.root, 'DST', '--to', 'lmdb')}"
                 if folders and "images" not in folders
@@ -132,8 +133,8 @@ class Yolo(AnnotatedSource):
             )
         if found.bare:
             self.notes.append(
-                f"{amount(len(found.bare), 'image')} without a file of labels, and so without "
-                f"boxes: {found.bare[0]}"
+                f"{amount(len(found.bare), 'image')} without a label file have no boxes: "
+                f"{found.bare[0]}"
             )
         self.notes += self._odd
         next(iter(listings.values())).ignored += names.unused(self._lists)
@@ -159,7 +160,8 @@ class Yolo(AnnotatedSource):
         names = tuple(earlier or self.box_names or map(str, range(count)))
         if count > len(names):
             raise UsageError(
-                f"{self}: labels have the class {count - 1}, but there are {len(names)} class names"
+                f"{self}: labels contain class {count - 1}, but there are only {len(names)} class "
+                "names"
             )
         schema = {"boxes": Field("boxes", classes=names)}
         if self.description.points:
@@ -214,7 +216,7 @@ class Yolo(AnnotatedSource):
         if not (label >= 0 and label.is_integer()):
             raise ValueError(f"{label:g} is not a class")
         if self.box_names and label >= len(self.box_names):
-            raise ValueError(f"there is no class {label:g}")
+            raise ValueError(f"class {label:g} does not exist")
         points = len(self.description.points) * self.description.dimensions
         if points and len(numbers) == 4 + points:
             return _Row(int(label), _corners(numbers[:4]), [], self._points(numbers[4:]))
@@ -264,7 +266,8 @@ class Yolo(AnnotatedSource):
         is_here = os.path.isdir(stated) and is_below(stated, os.path.realpath(self.root))
         if self.description.folder and not is_here:
             self._odd.append(
-                f"path is {quoted(self.description.folder)}; its folders were found in {self.root}"
+                f"path is {quoted(self.description.folder)}, but its folders were found in "
+                f"{self.root}"
             )
 
     def _stated(self, entry: str) -> str:
@@ -304,15 +307,15 @@ class Yolo(AnnotatedSource):
             root = self._stated("") if self.description.folder else stated.partition("/images")[0]
             command = shell("yolo", f"{self._file}@{root}", "DST", "--to", "lmdb")
             raise UsageError(
-                f"{self}: {split} is {stated}, which is not below {self.root};",
+                f"{self}: {split} is {stated}, which is not inside {self.root};",
                 remedy=f"if you trust the file, run shardkit convert {command}",
             )
         if split != "test":
             raise UsageError(
-                f"{self}: {split} is {quoted(entry)}, which is not below {self.root}",
-                remedy=f"remove the line from {self._file} if there is none",
+                f"{self}: {split} is {quoted(entry)}, which is not inside {self.root}",
+                remedy=f"if there is no such split, remove the line from {self._file}",
             )
-        self._odd.append(f"test is {quoted(entry)}, which is not there")
+        self._odd.append(f"test is {quoted(entry)}, which does not exist")
         return []
 
     def _listed(self) -> tuple[str, ...] | None:
@@ -354,7 +357,7 @@ def _corners(numbers: Sequence[float]) -> list[float]:
 def _require_fractions(numbers: Sequence[float]) -> None:
     wrong = [n for n in numbers if not (math.isfinite(n) and -_OUTSIDE <= n <= 1 + _OUTSIDE)]
     if wrong:
-        raise ValueError(f"{wrong[0]:g} is not a fraction of the picture, from 0 to 1")
+        raise ValueError(f"{wrong[0]:g} is not a fraction of the image, from 0 to 1")
 
 
 def _label_of(image: str) -> str:
@@ -464,7 +467,7 @@ def _texts(values: Iterable[object]) -> tuple[str, ...]:
     """Return texts and numbers as texts; lists, which aliases of YAML may make huge, are wrong."""
     texts = tuple(values)
     if not all(isinstance(value, str | int | float) for value in texts):
-        raise ValueError("a list is where text should be")
+        raise ValueError("a list is where text is expected")
     return tuple(map(str, texts))
 
 

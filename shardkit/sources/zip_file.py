@@ -95,7 +95,7 @@ def directory_of(path: str) -> Directory:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise UsageError(f"{path} is not a file", remedy="give one zip archive")
+            raise UsageError(f"{path} is not a file", remedy="pass one zip archive")
         return _read_directory(path, status.st_mtime_ns, status.st_size)
     except OSError as error:
         require_machine(error, path)
@@ -123,7 +123,7 @@ def _read_directory(path: str, *_: int) -> Directory:
         )
     if sum(info.compress_size for info in infos) > os.path.getsize(path):
         raise UsageError(
-            f"{path} states more data than it has: it is truncated, or members overlap"
+            f"{path} lists more data than it contains: it is truncated, or members overlap"
         )
     directory = Directory({}, [])
     names = [_name(info) for info in infos]
@@ -163,17 +163,17 @@ def _member(info: ZipInfo) -> Member:
 def _why(info: ZipInfo) -> str:
     """Return why a member cannot be read."""
     if info.flag_bits & _ENCRYPTED:
-        return "it is encrypted: unpack the archive with its password, and convert the folder"
+        return "it is encrypted: unpack the archive with its password and convert the folder"
     if stat.S_ISLNK(info.external_attr >> 16):
         return "it is a symbolic link: convert the unpacked folder, or add the file itself"
     if info.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
         how = _METHODS.get(info.compress_type, f"method {info.compress_type}")
-        return f"it is packed with {how}, not Deflate: unpack the archive, and convert the folder"
+        return f"it is compressed with {how}, not Deflate: unpack the archive and convert it"
     if info.file_size > MAX_BYTES:
         return TOO_LARGE
     ratio = 1 if info.compress_type == ZIP_STORED else _MOST_RATIO
     if info.file_size > ratio * info.compress_size:
-        return f"it states {info.file_size:,} bytes, but {info.compress_size:,} are stored"
+        return f"its listed size is {info.file_size:,} bytes, but {info.compress_size:,} are stored"
     return ""
 
 
@@ -193,9 +193,9 @@ def _add(directory: Directory, name: str, member: Member) -> None:
     if not why and last and not name.endswith("/"):
         other = folder.setdefault(last, member)
         if isinstance(other, Member) and other is not member:
-            folder[last] = member._replace(why="the archive has two members of this name")
+            folder[last] = member._replace(why="the archive has two members with this name")
         elif other is not member:
-            why = "its name is also that of a folder in the archive"
+            why = "a folder in the archive has the same name"
     if why:
         directory.refused.append(Problem(path=name, reason=why))
 
@@ -350,7 +350,7 @@ def _start(view: OpenedFile, offset: int, packed: str) -> int:
     head = view.read(offset, _LOCAL.size).ljust(_LOCAL.size)
     signature, method, name, extra = _LOCAL.unpack(head)
     if signature != b"PK\3\4" or method != (ZIP_DEFLATED if packed else ZIP_STORED):
-        raise BadImage("the archive has no such member there: it is damaged, or has changed")
+        raise BadImage("the archive does not contain this member: it is damaged or has changed")
     return offset + _LOCAL.size + int(name) + int(extra)
 
 
@@ -383,7 +383,7 @@ def read_member(view: OpenedFile, member: Member, *, image: bool = True) -> tupl
     return data, start
 
 
-_OTHER = "it differs from the archive's checksum: it is damaged, or has changed"
+_OTHER = "it does not match the archive's checksum: it is damaged or has changed"
 
 
 def zip_folder(path: str | Path) -> ZipFolder | None:

@@ -93,8 +93,8 @@ class ZipImages(ImageFolder, AttachableSource):
         """Return the archive with its images; UsageError if some are compressed."""
         if packed := sum(bool(entry.values) for entry in images.entries):
             raise UsageError(
-                f"{self.folder.path} has {amount(packed, 'compressed image')}, which cannot be "
-                "read in place",
+                f"{self.folder.path} contains {amount(packed, 'compressed image')}, which cannot "
+                "be read in place",
                 remedy="store them (`zip -0`), or use `shardkit convert zip`",
             )
         return [(Path(self.folder.path), images)]
@@ -128,7 +128,7 @@ def _refuse_other_kinds(folder: ZipFolder) -> None:
         if all(get_source(other.kind).reads_zip for other in others):
             way = f"run shardkit convert {shell(folder.path)} DST --to lmdb"
         raise UsageError(
-            f"{folder} does not look like class folders, but like {' and '.join(map(str, others))}",
+            f"{folder} looks like {' and '.join(map(str, others))}, not class folders",
             remedy=f"{way}; or pass {setting('classes', True)} to use its folders as classes",
         )
     for why, way in not_classes(unpacked):
@@ -152,7 +152,7 @@ _UNPACK = "unpack it to FOLDER, and "
 def _recognize(seen: Overview) -> Iterator[Recognition]:
     if not seen.is_folder:
         if seen.path.suffix.lower() == ".zip":
-            yield Recognition("a file .zip")
+            yield Recognition("a .zip file")
     elif not any(map(seen.images, ("", *seen.folders()[:1]))):
         tables = seen.files(suffix=(*SUFFIXES, ".json", ".xlsx"))
         for name in seen.files(suffix=".zip")[:3]:

@@ -155,7 +155,7 @@ def test_images_outside_of_a_folder_are_not_read(
     target = plan(photos, tmp_path / "out", **options)
     rename(target, name.format(private=private))
     built = Jobs(Ledger(target), photos).build(0).result
-    assert [each.reason for each in built.bad] == ["its name is not a plain path below the source"]
+    assert [each.reason for each in built.bad] == ["its name is not a plain path inside the source"]
     assert SECRET not in b"".join(path.read_bytes() for path in target.rglob("*.tar"))
 
 
@@ -203,7 +203,7 @@ def test_arrays_outside_of_a_folder_are_not_read(tmp_path: Path, private: Path) 
     target = plan(open_source("npy", tmp_path / "arrays"), tmp_path / "out", on_error="skip")
     rename(target, "../private/x.npy")
     built = Jobs(Ledger(target)).build(0).result
-    assert [each.reason for each in built.bad] == ["its name is not a plain path below the source"]
+    assert [each.reason for each in built.bad] == ["its name is not a plain path inside the source"]
 
 
 def test_a_commit_reads_nothing_of_the_source(tmp_path: Path, photos: Path) -> None:

@@ -292,7 +292,7 @@ def test_irregularities_are_findings(tmp_path: Path) -> None:
     assert reasons == {
         "c.png": "its content is not an image",
         "x.tar (rest)": "the archive ends without its end marker, so it may be truncated",
-        "x.tar:b.png (again)": "the archive has two members of this name",
+        "x.tar:b.png (again)": "the archive has two members with this name",
         "x.tar:d": "its sample has no image; it has cls",
     }
     assert not (tmp_path / "index" / "shardkit.json").exists()

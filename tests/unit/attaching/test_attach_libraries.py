@@ -127,7 +127,7 @@ def test_an_offset_that_does_not_fit_is_a_finding(
     images = source.scan().splits[""]
     monkeypatch.setattr("shardkit.sources.lmdb.call", wrong_offsets)
     found = [str(each) for each in source.located("", images.entries)]
-    assert found == ["its file does not have its bytes as they are, in one piece"] * 3
+    assert found == ["its file does not contain its bytes unchanged, in one range"] * 3
 
 
 def wrong_offsets(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -176,7 +176,7 @@ def test_what_has_no_bytes_in_the_file_is_refused(tmp_path: Path) -> None:
     index = tmp_path / "index"
     for options, message in (
         ({"image": "gzip"}, "gzip cannot be read in place.*compressed or filtered"),
-        ({"image": "parts"}, "its chunks have parts of rows"),
+        ({"image": "parts"}, "its chunks contain parts of rows"),
         ({"image": "gray"}, "rows of 6x8; arrays other than height x width x 3"),
         ({"image": "x", "keep": "emb"}, "the column emb"),
     ):

@@ -152,17 +152,17 @@ def test_wrong_annotations_are_named(root: Path, tmp_path: Path) -> None:
     assert [entry.path for entry in found.splits[""].entries] == ["0.png"]
     reasons = problems(found)
     for path, reason in {
-        "x.json:annotations[3]": "there is no image 1",
-        "x.json:annotations[4]": "it states no image_id",
-        "a/2.png": "annotations[5]: there is no category 4 (x.json:images[2])",
-        "1.png": "annotations[6]: a box is four numbers, not [1, 1, 1]",
-        "x.json:annotations[7]": "it states no image_id",
+        "x.json:annotations[3]": "no image has the id 1",
+        "x.json:annotations[4]": "it has no image_id",
+        "a/2.png": "annotations[5]: no category has the id 4 (x.json:images[2])",
+        "1.png": "annotations[6]: a box must be four numbers, not [1, 1, 1]",
+        "x.json:annotations[7]": "it has no image_id",
         "9.png": "another image has the id 4",
         "x.json:images[4]": "'9.png': it cannot be read",
         "../x.png": "is not a plain path",
         "000000000093.jpg": "it cannot be read",
-        "x.json:images[7]": "it has no id",
-        "x.json:images[8]": "it has no id",
+        "x.json:images[7]": "its id is missing",
+        "x.json:images[8]": "its id is missing",
     }.items():
         assert reason in reasons.pop(path), path
     assert reasons == {}
@@ -312,9 +312,9 @@ def test_boxes_outside_of_the_picture_are_counted(tmp_path: Path) -> None:
     path = write_one(
         folder, {"id": 1, "file_name": "1.jpg", "width": 24, "height": 16}, box=[20, 1, 5, 5]
     )
-    assert scan(path).notes == ["1 box reaches outside of the picture"]
+    assert scan(path).notes == ["1 box extends beyond the image"]
     done = run_main("convert", "coco", path, tmp_path / "made", "--to", "lmdb")
-    assert "noted     1 box reaches outside of the picture" in done.stdout
+    assert "noted     1 box extends beyond the image" in done.stdout
 
 
 def test_a_root_with_the_name_of_a_category_is_no_class(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_several_categories_are_labels(tmp_path: Path) -> None:
 
 def test_an_image_of_no_category_is_bad(tmp_path: Path) -> None:
     source = open_source("coco", classified(tmp_path / "source", (4,), (7,)))
-    with refused(BadImages, "1.png", "there is no category 7"):
+    with refused(BadImages, "1.png", "no category has the id 7"):
         convert(source, tmp_path / "out", to="lmdb")
 
 

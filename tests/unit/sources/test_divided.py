@@ -76,7 +76,7 @@ def test_small_classes_make_up_for_one_another(labels: list[int], val: int, seed
 def test_groups_that_make_a_side_too_large_are_a_warning(tmp_path: Path) -> None:
     files = {f"{n % 2}/{n}.png": png(6, 5, n) for n in range(40)}
     photos = make_tree(tmp_path / "photos", files)
-    reason = r"val has 20 of 40 images \(50.0%\), not 30.0% as requested"
+    reason = r"val has 20 of 40 images \(50.0%\) instead of the requested 30.0%"
     with pytest.warns(UserWarning, match=reason):
         convert(photos, tmp_path / "x", to="lmdb", val=0.3, stratify=True, group="folder")
 

@@ -144,13 +144,13 @@ def test_an_attached_file_has_the_images_of_the_converted_one(name: str, tmp_pat
     [
         ("smart", "2 of 5 images are raw pixels"),
         ("raw-sizes", "5 of 5 images are raw pixels"),
-        ("fields", r"the column swapped \(array of >f4"),
+        ("fields", r"column swapped \(array of >f4"),
     ],
 )
 def test_what_is_not_stored_as_it_is_cannot_be_attached(
     name: str, reason: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=f"{reason}.*use `shardkit convert`"):
+    with pytest.raises(UsageError, match=f"{reason}.*convert it with `shardkit convert`"):
         attach(opened(beton(tmp_path, name)), tmp_path / "index")
 
 
@@ -178,7 +178,7 @@ def test_a_dry_run_shows_every_field(tmp_path: Path) -> None:
         *("--keep", "weight,caption=info:/caption:text,latent"),
     )
     for line in (
-        "  files     1, with 5 samples",
+        "  files     1, containing 5 samples",
         "  image     image: 5 JPEG",
         "  label     label: 3 integers from 0 to 2",
         "  weight    weight (float): float64 number",
@@ -250,10 +250,10 @@ def test_negative_labels_are_missing_or_refused_unless_they_are_numbers(tmp_path
 @for_each(
     ("options", "reason"),
     [
-        ({"image": "label"}, "has no column 'label' of images; it has image"),
+        ({"image": "label"}, "has no image column 'label'; it has image"),
         ({"label": "image"}, "has no column 'image' of integers or text; it has image"),
         ({"keep": "x"}, "has no column 'x'; it has image"),
-        ({"keep": "n=label:/a"}, "only JSON has parts, and this column is label (int)"),
+        ({"keep": "n=label:/a"}, "selects a part of JSON, but this column is label (int)"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
@@ -284,9 +284,9 @@ def test_files_are_not_joined(tmp_path: Path) -> None:
 @for_each(
     ("name", "reason"),
     [
-        ("custom", "field 'mine' has a custom type: only code of its author can read it"),
-        ("arrays", r"has no column of images; it has covariate \(array of float64"),
-        ("unfinished", "FFCV did not finish it, so it has no table of allocations: write it again"),
+        ("custom", "'mine' field has a custom type, which only its author's code can read"),
+        ("arrays", r"has no image column; it has covariate \(array of float64"),
+        ("unfinished", "FFCV did not finish it, so it has no allocation table: write it again"),
     ],
 )
 def test_files_that_cannot_be_read_are_refused(name: str, reason: str, tmp_path: Path) -> None:
@@ -323,14 +323,14 @@ def in_table(row: int, number: int, value: int) -> Change:
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
-    "another version": (put(0, "<H", 1), "not an FFCV file of version 2: it states 1"),
+    "another version": (put(0, "<H", 1), "not an FFCV file of version 2: it declares version 1"),
     "no fields": (put(2, "<H", 0), "not an FFCV file"),
     "many fields": (put(2, "<H", 65535), "not an FFCV file"),
     "more fields than bytes": (put(2, "<H", 900), "truncated"),
     "many samples": (put(8, "<Q", 1 << 63), "truncated or damaged"),
     "a table outside": (put(16, "<Q", 1 << 62), "truncated or damaged"),
     "a table in the header": (put(16, "<Q", 8), "truncated or damaged"),
-    "an unknown type": (put(FIELDS, "<B", 9), "field 'image' has the unknown type 9"),
+    "an unknown type": (put(FIELDS, "<B", 9), "'image' field has the unknown type 9"),
     "a name without bytes": (put(FIELDS + 1, "<B", 0), "has .* type"),
     "a name twice": (put(FIELDS + 1042, "<5s", b"image"), "two fields are called 'image'"),
     "an allocation outside": (in_table(0, 1, 1 << 60), "leads outside of its data"),
@@ -351,12 +351,18 @@ def test_a_lying_file_is_refused(change: str, tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[Change, str]] = {
-    "a pointer of nobody": (put(ROWS + 5, "<Q", 4096), "its image is not where the table"),
-    "a huge pointer": (put(ROWS + 5, "<Q", (1 << 64) - 1), "its image is not where the table"),
-    "an unknown mode": (put(ROWS, "<B", 7), "its image is not where the table"),
-    "no pixels": (put(ROWS + 1, "<HH", 0, 0), "its image is not where the table"),
-    "a sample of another": (in_table(0, 0, 2), "its image is not where the table"),
-    "no allocation": (in_table(0, 2, 0), "its image is not where the table"),
+    "a pointer of nobody": (
+        put(ROWS + 5, "<Q", 4096),
+        "its image is not where the allocation table",
+    ),
+    "a huge pointer": (
+        put(ROWS + 5, "<Q", (1 << 64) - 1),
+        "its image is not where the allocation table",
+    ),
+    "an unknown mode": (put(ROWS, "<B", 7), "its image is not where the allocation table"),
+    "no pixels": (put(ROWS + 1, "<HH", 0, 0), "its image is not where the allocation table"),
+    "a sample of another": (in_table(0, 0, 2), "its image is not where the allocation table"),
+    "no allocation": (in_table(0, 2, 0), "its image is not where the allocation table"),
 }
 
 
@@ -384,7 +390,7 @@ def test_raw_pixels_of_another_size_are_bad(sides: tuple[int, int], tmp_path: Pa
     put(ROWS + 1, "<HH", *sides)(data)
     path.write_bytes(data)
     (problem,) = opened(path).scan().problems[""]
-    assert problem.reason.startswith("its image is not where the table")
+    assert problem.reason.startswith("its image is not where the allocation table")
 
 
 def array_of(stated: bytes, *sides: int, length: int | None = None) -> BetonColumn:
@@ -396,12 +402,12 @@ def array_of(stated: bytes, *sides: int, length: int | None = None) -> BetonColu
 @for_each(
     ("field", "reason"),
     [
-        (array_of(b'[["", "|O"]]', 1), "not of plain numbers"),
-        (array_of(b'[["", "|O8"]]', 1), "not of plain numbers"),
-        (array_of(b'[["x", "<f4"], ["y", "<f4"]]', 1), "not of plain numbers"),
-        (array_of(b'[["", "<f3"]]', 1), "not of plain numbers"),
-        (array_of(b'[["", "<f4"]]', 1, length=1 << 63), "not of plain numbers"),
-        (array_of(b"__import__('os')", 1), "not of plain numbers"),
+        (array_of(b'[["", "|O"]]', 1), "not plain numbers"),
+        (array_of(b'[["", "|O8"]]', 1), "not plain numbers"),
+        (array_of(b'[["x", "<f4"], ["y", "<f4"]]', 1), "not plain numbers"),
+        (array_of(b'[["", "<f3"]]', 1), "not plain numbers"),
+        (array_of(b'[["", "<f4"]]', 1, length=1 << 63), "not plain numbers"),
+        (array_of(b"__import__('os')", 1), "not plain numbers"),
         (array_of(b'[["", "<f4"]]', 1 << 40, 1 << 40), "is out of range"),
         (array_of(b'[["", "<f4"]]', 1, 0, 1), "out of range|empty axis"),
         (array_of(b'[["", "<f4"]]', *[1] * 32), "out of range"),
@@ -416,7 +422,7 @@ def test_an_array_of_another_size_is_bad(tmp_path: Path) -> None:
     path = two_images(tmp_path, array_of(b'[["", "<f4"]]', 2))
     problems = opened(path).scan().problems[""]
     assert {problem.reason for problem in problems} == {
-        "its a is not where the table of allocations has it"
+        "its a is not where the allocation table lists it"
     }
 
 
@@ -478,7 +484,7 @@ def test_bytes_of_another_size_are_bad(size: int, tmp_path: Path) -> None:
         put(ROWS + 21, "<Q", number)(data)
         path.write_bytes(data)
         (problem,) = opened(path).scan().problems[""]
-        assert problem.reason == "its b is not where the table of allocations has it"
+        assert problem.reason == "its b is not where the allocation table lists it"
 
 
 def test_infinite_numbers_are_kept(tmp_path: Path) -> None:

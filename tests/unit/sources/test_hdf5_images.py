@@ -82,7 +82,7 @@ def test_what_is_no_image_or_has_no_group_is_bad(tmp_path: Path) -> None:
     scan = read(path, image="*", label="folder")[2]
     reasons = {problem.path: problem.reason for problem in scan.problems[""]}
     assert "float32" in reasons.pop("x/cat/1.png")
-    assert "no group" in reasons["x/2.png"]
+    assert "not in a group" in reasons["x/2.png"]
     assert "label='none'" in reasons.pop("x/2.png")
     assert not reasons
     command = ("convert", "hdf5", path, tmp_path / "out", "--to", "lmdb", "--image", "*")
@@ -205,7 +205,7 @@ def test_labels_may_be_in_another_file(tmp_path: Path) -> None:
     command = ("convert", "hdf5", path, tmp_path / "out", "--to", "lmdb")
     refuses(2, *command, facts=("split_train_x.h5", f"--label {option}", "--label none"))
     both = ("convert", "hdf5", tmp_path, tmp_path / "made", "--to", "lmdb", "--image", "x")
-    refuses(2, *both, facts=("each file by itself", f"--label {option}"))
+    refuses(2, *both, facts=("each file separately", f"--label {option}"))
     assert read(path, label="none")[1] == [None] * 4
     assert read(path, label=option)[2].understood["label"].startswith(f"{option}: 3 integers")
     assert run_main(*command, "--label", tmp_path / option).returncode == 0

@@ -133,7 +133,7 @@ def test_columns_are_kept_by_their_types(tmp_path: Path) -> None:
     source = opened(path, image="image", keep="rare=rare")
     with pytest.raises(BadImages) as failed:
         convert(source, tmp_path / "bad", to="lmdb")
-    assert "its row has no rare; rare? accepts it" in failed.value.problems[0].reason
+    assert "its row has no rare; to allow this, write rare?" in failed.value.problems[0].reason
 
 
 def test_bytes_become_a_text_if_they_are_one(tmp_path: Path) -> None:

@@ -475,8 +475,8 @@ def test_a_source_without_images_is_refused(tmp_path: Path) -> None:
     for name, message in [
         ("missing", "does not exist"),
         ("file", "is a file"),
-        ("empty", "there are no images"),
-        ("texts", "there are no images"),
+        ("empty", "contains no images"),
+        ("texts", "contains no images"),
         ("loop", "cannot be read"),
     ]:
         with pytest.raises(UsageError, match=message):

@@ -52,7 +52,7 @@ def test_the_texts_of_the_layout_ocr_are_stored(tmp_path: Path) -> None:
 
 def test_a_text_that_is_not_utf8_is_one_bad_sample(tmp_path: Path) -> None:
     path = ocr(tmp_path / "source", **{"label-000000002": b"caf\xe9"})
-    reason = "its text at the key label-000000002 is not UTF-8"
+    reason = "its text, at key label-000000002, is not UTF-8"
     with pytest.raises(BadImages) as caught:
         convert(scan(path).source, tmp_path / "made", to="lmdb")
     assert [problem.reason for problem in caught.value.problems] == [reason]
@@ -74,7 +74,7 @@ def test_missing_and_other_keys_are_named(tmp_path: Path) -> None:
         "image-000000005": "the key image-000000005 is missing",
     }
     (other,) = found.ignored[""]
-    assert other.reason == "1 keys outside of the layout"
+    assert other.reason == "1 keys outside the layout"
     with refused(UsageError):
         scan(write_lmdb(tmp_path / "plain", {b"a": A}), layout="ocr")
     huge = write_lmdb(tmp_path / "huge", {b"num-samples": b"99999999999"})
@@ -90,10 +90,10 @@ def test_names_of_basicsr_come_from_its_list(tmp_path: Path) -> None:
     assert [entry.path for entry in found.splits[""].entries] == ["b 1.png", "a.png"]
     assert [record.fields["png"] for record in found.splits[""].read([0, 1])] == [A, B]
     assert problems(found) == {
-        "meta_info.txt:4": "this line is not NAME.SUFFIX (H,W,C) LEVEL",
+        "meta_info.txt:4": "this line does not have the form NAME.SUFFIX (H,W,C) LEVEL",
         "lost.png": "its key is missing, although meta_info.txt lists it",
     }
-    assert [problem.reason for problem in found.ignored[""]] == ["1 keys outside of the layout"]
+    assert [problem.reason for problem in found.ignored[""]] == ["1 keys outside the layout"]
 
 
 MODULE = """
@@ -155,7 +155,7 @@ def test_values_that_are_not_images_need_a_function(tmp_path: Path) -> None:
     found = scan(write_lmdb(tmp_path / "x", values))
     with pytest.raises(BadImages) as caught:
         convert(found.source, tmp_path / "made", to="lmdb")
-    remedy = "unpack values with a function, --layout MODULE:FUNCTION"
+    remedy = "unpack values with a function: layout='MODULE:FUNCTION'"
     assert {problem.path: problem.reason for problem in caught.value.problems} == {
         "b": f"its value is pickled: {remedy}",
         "c": f"its value is not an encoded image: {remedy}",

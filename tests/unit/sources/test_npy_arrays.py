@@ -317,7 +317,7 @@ def test_files_have_the_same_arrays(tmp_path: Path) -> None:
         (np.asfortranarray(np.zeros((3, 2))), "np.ascontiguousarray"),
         (np.zeros(3), "x.reshape(-1, 1)"),
         (np.array([None], object), "pickled objects"),
-        ({"a": np.zeros((2, 2)), "b": np.zeros((3, 2))}, "number of rows"),
+        ({"a": np.zeros((2, 2)), "b": np.zeros((3, 2))}, "numbers of rows"),
         ({"Mel-1": np.zeros((2, 2))}, "Mel-1"),
     ],
 )

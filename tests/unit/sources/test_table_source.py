@@ -171,25 +171,25 @@ def test_rows_that_cannot_be_used_are_named(root: Path, tmp_path: Path) -> None:
     path.write_bytes("\n".join(lines).encode() + b"\xff.png,cat,1\na/\0.png,cat,1\n")
     found = scan(path, root=root, image="path", label="class", keep="n:int64")
     reasons = problems(found)
-    plain = "its name is not a plain path below the root folder"
-    leads = "it is below a link that leads out of the root folder"
+    plain = "its name is not a plain path inside the root folder"
+    leads = "it is below a link that points outside the root folder"
     assert [entry.path for entry in found.splits[""].entries] == ["a/0.png", "inner.png"]
     for name, reason in {
-        "t.csv:3": "'a/0.png': another row names it, too; one row must have all of its boxes, "
-        "labels and captions, as lists",
+        "t.csv:3": "'a/0.png': another row also names it; list all of its boxes, "
+        "labels and captions in one row",
         "a/9.png": "it cannot be read: No such file or directory (t.csv:4)",
         "../out.png": plain,
-        f"{tmp_path}/out.png": f"{plain}; name it relative to root=",
+        f"{tmp_path}/out.png": f"{plain}; make it relative to root=",
         "link.png": leads,
         "leads/out.png": leads,
         "pipe.png": "is not a file",
         "a": "is not a file",
         "/mask.png": plain,
         ".//mask.png": plain,
-        "a/1.png": "its label at class is \"['cat', 'dog']\", a list",
+        "a/1.png": "its label at class is a list, \"['cat', 'dog']\"",
         "a/2.png": "its n is 'x', not a number",
         "t.csv:16": "it has no file name",
-        "t.csv:17": "it has 2 values; the header has 3",
+        "t.csv:17": "it has 2 values, but the header has 3",
         "\udcff.png": "it is not UTF-8",
         "a/\0.png": plain,
     }.items():
@@ -211,7 +211,7 @@ def test_a_table_that_cannot_be_parsed_is_reported(root: Path, tmp_path: Path) -
     reasons = problems(scan(lines, root=root, image="path"))
     assert reasons.pop("t.jsonl:2") == "it is not a JSON object"
     assert reasons.pop("t.jsonl:4") == "it is not UTF-8"
-    assert reasons.pop("t.jsonl:5") == "7: it has no file name that is text"
+    assert reasons.pop("t.jsonl:5") == "7: its file name is not text"
     assert all("it is not JSON" in reason for reason in reasons.values())
     assert len(reasons) == 2
 
@@ -219,15 +219,15 @@ def test_a_table_that_cannot_be_parsed_is_reported(root: Path, tmp_path: Path) -
 def test_wrong_options_and_tables_are_named(root: Path, tmp_path: Path) -> None:
     path = write_table(tmp_path / "t.csv", rows(n=[1, 2, 3]))
     for options, reason in (
-        ({}, "choose the column of images with image= from path, n"),
+        ({}, "choose the image column with image= from path, n"),
         ({"image": "name"}, "has no column name; it has path, n"),
         ({"image": "path", "keep": "m"}, "has no column m"),
         ({"image": "path", "keep": "m=n,m=path"}, "names a field twice"),
         ({"image": "path", "keep": "n", "file": "n=n"}, "two fields are called n"),
-        ({"image": "path", "keep": "mask=n:mask"}, "a mask is a file of its own: use file="),
+        ({"image": "path", "keep": "mask=n:mask"}, "kind mask needs a separate file: use file="),
         ({"image": "path", "boxes": "n"}, "boxes='n' is not COLUMN:xyxy or COLUMN:xywh"),
         ({"image": "path", "label": "n", "labels": "n"}, "label= and labels= cannot"),
-        ({"image": "path", "root": tmp_path / "none"}, "none with the images does not exist"),
+        ({"image": "path", "root": tmp_path / "none"}, "the image folder .*none does not exist"),
     ):
         with pytest.raises(UsageError, match=reason):
             scan(path, **{"root": root, **options})
@@ -235,7 +235,7 @@ def test_wrong_options_and_tables_are_named(root: Path, tmp_path: Path) -> None:
         ("e.csv", b"", "has no rows"),
         ("e.jsonl", b"\n", "has no rows"),
         ("bad.jsonl", b'\n{"a": 1,}\n7\n', r"bad\.jsonl:2: it is not JSON: "),
-        ("d.csv", b"a,a\n", "has two columns 'a'"),
+        ("d.csv", b"a,a\n", "has two columns called 'a'"),
         ("p.parquet", b"PAR1 nothing PAR1", r"p\.parquet: .*[Pp]arquet"),
         ("x.dat", b"", "its name must end in one of .csv, .tsv"),
     ):

@@ -105,7 +105,7 @@ def test_the_usual_features_are_found_and_labels_shifted(tmp_path: Path) -> None
     again = get_source("tfrecord").find(path, {"": named.source.describe("")})
     assert labels(again.scan(named.classes)) == ["one", "two", "three"]
     (problem,) = scan(path, label_offset=-2).problems[""]
-    assert "label 1 is negative after label_offset=-2" in problem.reason
+    assert "label 1 becomes negative with label_offset=-2" in problem.reason
 
 
 def test_missing_features_are_named(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_missing_features_are_named(tmp_path: Path) -> None:
     assert problems(scan(path)) == {
         "x/00000001": "its record has no feature 'image'",
         "x/00000002": "its row has no label",
-        "x/00000003": "its feature 'label' has 2 values, not one",
-        "x/00000004": "its feature 'image' has int64, not one value of bytes",
+        "x/00000003": "its 'label' feature has 2 values, not one",
+        "x/00000004": "its 'image' feature has int64, not one bytes value",
     }
     assert labels(scan(path, label="none")) == [None] * 3
     two = write_tfrecord(tmp_path / "y.tfrecord", [{"a": (A, "byte"), "b": (B, "byte")}])
@@ -199,7 +199,7 @@ def test_more_features_are_kept(tmp_path: Path) -> None:
     keep = "caption=text,age=meta:/age:int64,score=score,many=many:array,ids=ids,other=mask:image?"
     found = scan(path, image="image", keep=keep)
     assert problems(found) == {
-        "x/00000002": "its row has no meta; meta? accepts it",
+        "x/00000002": "its row has no meta; to allow this, write meta?",
     }
     assert found.understood["ids"] == "ids (int64 2): json"
     convert(found.source, tmp_path / "made", to="hdf5", shuffle=False, on_error="skip")

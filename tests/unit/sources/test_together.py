@@ -71,7 +71,7 @@ def test_files_of_captions_are_named_and_left_out(tmp_path: Path) -> None:
 def test_a_folder_of_annotations_is_read_whole_also_as_coco(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "src", {**COCO, "notes.txt": b"x"})
     opened = open_source("coco", source)
-    assert opened.scan().notes == ["next to it, not read: notes.txt"]
+    assert opened.scan().notes == ["next to it but not read: notes.txt"]
     convert(opened, tmp_path / "out", to="lmdb", workers=1)
     assert [len(open_dataset(tmp_path / "out" / split)) for split in JPEGS] == [1, 1]
     assert verify(tmp_path / "out", against=source).findings == []

@@ -88,9 +88,9 @@ def test_wrong_annotations_are_named(voc: Path, tmp_path: Path) -> None:
         "Annotations/1.xml": "its annotation is not XML: ",
         "9.png": "it cannot be read: No such file or directory (Annotations/2.xml)",
         "Annotations/8.xml": "it cannot be read",
-        "Annotations/../../secret.xml": "is not a plain path below the root folder",
-        "3.png": "its box of 'dog' is ['1', 'one', '2', '2']",
-        "../Annotations/9.xml": "is not a plain path below the root folder",
+        "Annotations/../../secret.xml": "is not a plain path inside the root folder",
+        "3.png": "its 'dog' box is ['1', 'one', '2', '2']",
+        "../Annotations/9.xml": "is not a plain path inside the root folder",
         "Annotations/0.xml": "'0.png': another row names it, too; one row must have all of its "
         "boxes, labels and captions, as lists",
     }.items():

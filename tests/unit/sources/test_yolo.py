@@ -191,7 +191,7 @@ def test_images_without_labels_have_no_boxes_and_are_noted(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ("2 0.5 0.5 0.1 0.1", "there is no class 2"),
+        ("2 0.5 0.5 0.1 0.1", "class 2 does not exist"),
         ("-1 0.5 0.5 0.1 0.1", "-1 is not a class"),
         ("0.5 0.5 0.5 0.1 0.1", "0.5 is not a class"),
         ("0 20 10 5 5", "20 is not a fraction"),
@@ -212,7 +212,7 @@ def test_wrong_labels_are_bad(tmp_path: Path, row: str, reason: str) -> None:
 
 def test_boxes_outside_are_counted(tmp_path: Path) -> None:
     files = {"images/a.jpg": JPEG, "labels/a.txt": b"0 0.9 0.5 0.4 0.2\n0 0.5 0.5 1 1\n"}
-    assert scan(make_tree(tmp_path, files)).notes == ["1 box reaches outside of the picture"]
+    assert scan(make_tree(tmp_path, files)).notes == ["1 box extends beyond the image"]
 
 
 def test_nothing_outside_of_the_folder_is_read(tmp_path: Path) -> None:

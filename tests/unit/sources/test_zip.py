@@ -142,7 +142,7 @@ def test_an_archive_gives_the_dataset_of_its_folder(tmp_path: Path) -> None:
     path = write_zip(tmp_path / "pets.zip", {f"pets/{n}": data for n, data in CLASSES.items()})
     convert(folder, tmp_path / "one", to="lmdb", workers=1)
     done = run_main("convert", path, tmp_path / "two", "--to", "lmdb", "--workers", "1", "--json")
-    assert json.loads(done.stdout)["read_as"] == "zip: a file .zip"
+    assert json.loads(done.stdout)["read_as"] == "zip: a .zip file"
     assert diff(tmp_path / "one", tmp_path / "two").equal
     assert verify(tmp_path / "two", against=path).ok
 
