@@ -752,8 +752,8 @@ def convert(
         tolerate_damage: Store damaged JPEGs that Pillow can decode; readers return Pillow's pixels.
         class_order: Label order. plain: as in torchvision. natural: numbers by value. FILE: one
             class per line, in this order.
-        splits: Treat the folders of SRC as splits (train, val, ...), one dataset each. Default: by
-            name.
+        splits: Treat the folders of SRC as splits (train, val, ...), one dataset for each. Default:
+            by name.
         classes: Use the folders as classes, even if they look like another kind of source.
         schema: Fields of samples by name, each a `shardkit.Field` or a kind; others are inferred
             from the first sample.

@@ -397,7 +397,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _open(path: str | Path, options: CocoOptions) -> Source:
-    """Open a file of annotations, or all of a folder as splits."""
+    """Open an annotation file, or all of a folder as splits."""
     if os.path.isdir(path):
         return open_folder(Coco.kind, path, vars(options))
     return Coco(path, options)

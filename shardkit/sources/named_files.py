@@ -373,7 +373,7 @@ class Names:
     def _require_below(self, path: str) -> None:
         if not self._follows_links and not is_below(os.path.realpath(path), self._top):
             raise BadImage(
-                "it is below a link that leads out of the root folder",
+                "it is below a link that points outside the root folder",
                 remedy=f"if you trust its links, add {_FOLLOWED}",
             )
 

@@ -156,7 +156,8 @@ def reopen(kind: str, root: Any, described: Described, schema: Schema) -> Source
         )
     if kind not in source_names():
         raise UsageError(
-            f"the dataset was converted from a {quoted(kind)} source, which is not installed;",
+            f"the dataset was converted from a source of kind {quoted(kind)}, which is not "
+            "installed;",
             remedy=f"choose from {', '.join(source_names())}",
         )
     if any(MEMBER in description for description in described.values()):

@@ -137,9 +137,9 @@ def test_messages_name_options_as_the_command_does(
         make_folder(tmp_path / folder, each=1)
     convert("photos", "made", to="lmdb", workers=1)
     for words, fact in {
-        "imagefolder photos out --val 1.5": "--val 1.5 is",
+        "imagefolder photos out --val 1.5": "--val 1.5 must be",
         "imagefolder photos made --limit 1": "--force replaces",
-        "imagefolder mixed out": "--splits if all are splits, --no-splits",
+        "imagefolder mixed out": "--splits if all are splits or --no-splits",
         "imagefolder photos out --dct-scaling": "--dct-scaling requires --resize",
         "imagefolder photos seed=7 --staging /a/b": "seed=7 is local; --staging is",
         "imagefolder seed=0 out": "seed=0 does",

@@ -333,10 +333,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "an unknown type": (put(FIELDS, "<B", 9), "'image' field has the unknown type 9"),
     "a name without bytes": (put(FIELDS + 1, "<B", 0), "has .* type"),
     "a name twice": (put(FIELDS + 1042, "<5s", b"image"), "two fields are called 'image'"),
-    "an allocation outside": (in_table(0, 1, 1 << 60), "leads outside of its data"),
-    "an allocation in the header": (in_table(0, 1, 8), "leads outside of its data"),
-    "a huge allocation": (in_table(0, 2, (1 << 64) - 1), "leads outside of its data"),
-    "allocations that overlap": (in_table(0, 2, 1000), "ranges that overlap"),
+    "an allocation outside": (in_table(0, 1, 1 << 60), "points outside its data"),
+    "an allocation in the header": (in_table(0, 1, 8), "points outside its data"),
+    "a huge allocation": (in_table(0, 2, (1 << 64) - 1), "points outside its data"),
+    "allocations that overlap": (in_table(0, 2, 1000), "overlapping ranges"),
 }
 
 

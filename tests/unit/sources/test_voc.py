@@ -91,8 +91,8 @@ def test_wrong_annotations_are_named(voc: Path, tmp_path: Path) -> None:
         "Annotations/../../secret.xml": "is not a plain path inside the root folder",
         "3.png": "its 'dog' box is ['1', 'one', '2', '2']",
         "../Annotations/9.xml": "is not a plain path inside the root folder",
-        "Annotations/0.xml": "'0.png': another row names it, too; one row must have all of its "
-        "boxes, labels and captions, as lists",
+        "Annotations/0.xml": "'0.png': another row also names it; list all of its boxes, "
+        "labels and captions in one row",
     }.items():
         assert reason in reasons.pop(path), path
     assert reasons == {}

@@ -295,8 +295,8 @@ def test_fields_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
         ("info=json", "info: json is not a valid json value"),
         ("latent=npy", "latent: npy is not a valid array value: not an .npy file"),
         ("caption=txt", "caption: txt is not a valid text value"),
-        ("age=txt:int64", "age: txt holds no number"),
-        ("boxes=txt:boxes", "boxes: txt holds no boxes"),
+        ("age=txt:int64", "age: txt is not a valid number value"),
+        ("boxes=txt:boxes", "boxes: txt is not a valid boxes value"),
     ):
         with pytest.raises(ValueError, match=reason):
             rows(scan(path, keep=keep))
