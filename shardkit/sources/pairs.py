@@ -294,8 +294,9 @@ def _require_pattern(pattern: str) -> None:
     """Refuse a pattern without the place of the image's name."""
     halves = pattern.split(":")
     if len(halves) > 2 or any(half.count("{}") != 1 for half in halves):
-        raise UsageError(f"{setting('pattern', pattern)} must be MASK or IMAGE:MASK, with {{}} in "
-                         "each")
+        raise UsageError(
+            f"{setting('pattern', pattern)} must be MASK or IMAGE:MASK, with {{}} in each"
+        )
 
 
 def _applied(pattern: str, stem: str) -> str:
