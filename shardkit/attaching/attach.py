@@ -118,13 +118,13 @@ def attach(
     if isinstance(source, str | Path):
         source = open_source(DEFAULT_ATTACHED, source, **given)
     elif given:
-        raise UsageError(f"{', '.join(given)}", remedy=f"give these options to the source {source}")
+        raise UsageError(f"{', '.join(given)}", remedy=f"set these options in the source {source}")
     loose = _has_whole_files(source)
     if not (loose or isinstance(source, AttachableSource)):
         if isinstance(source, Together) and get_source(source.kind).attaching:
             raise UsageError(
                 f"{source} has splits ({name_list(source.members)})",
-                remedy=f"convert it, or choose the images of one with {setting('image')}",
+                remedy=f"convert it, or choose the images of one split with {setting('image')}",
             )
         raise UsageError(f"a source of kind {source.kind} cannot be attached", remedy="convert it")
     target = Path(target)
@@ -229,7 +229,8 @@ def _plan(
 ) -> _AttachPlan:
     if len(scan.splits) > 1 and not loose:
         raise UsageError(
-            f"{source} has splits ({', '.join(scan.splits)})", remedy="convert it, one dataset each"
+            f"{source} has splits ({', '.join(scan.splits)})",
+            remedy="convert it, which creates a dataset for each",
         )
     if options.quick and loose:
         raise UsageError(
@@ -266,7 +267,9 @@ def _archive_tasks(
     folder = os.path.commonpath([os.path.dirname(path) for path in real])
     names = [as_text(os.path.relpath(path, folder)) for path in real]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise UsageError(f"{source} names {printable(twice[0])} twice, by links to one file")
+        raise UsageError(
+            f"{source} lists {printable(twice[0])} twice, through links to the same file"
+        )
     archives = zip(names, map(Path, real), (some for _, some in files), strict=True)
     tasks = _index_tasks(ArchiveTask, archives, target, plan, results)
     return folder, not files[0][0].is_absolute(), tasks
@@ -321,15 +324,16 @@ def _require_same(old: AttachedManifest, plan: _AttachPlan, name: str, target: P
         differ.append("quick")
     if differ:
         raise UsageError(
-            f"{target} holds an attached dataset, made with another {setting(_option(differ[0]))};",
+            f"{target} contains an attached dataset that was created with a different "
+            f"{setting(_option(differ[0]))};",
             remedy=f"{setting('force', True)} replaces it",
         )
     lacking = sorted({shard.name for shard in old.shards} - {task.name for task in new.tasks})
     if lacking and not plan.loose:
         raise UsageError(
-            f"{target} also has {amount(len(lacking), 'archive')} that you did not name, such "
+            f"{target} also indexes {amount(len(lacking), 'archive')} that you did not list, such "
             f"as {printable(lacking[0])};",
-            remedy=f"name all, or use {setting('force', True)} to leave them out",
+            remedy=f"list all archives, or use {setting('force', True)} to leave these out",
         )
 
 
@@ -391,8 +395,8 @@ def _make(
     if any(manifest.layers for manifest in old.values()):
         staging.discard()
         raise UsageError(
-            f"{staging.target} has fields that were added later, which new {plan.noun} lack: "
-            f"attach all {plan.noun} to another directory, and add the fields there"
+            f"{staging.target} has fields that were added later and that new {plan.noun} lack: "
+            f"attach all {plan.noun} in another directory, and add the fields there"
         )
     save_manifests(manifests, staging.dataset)
     return Attached(manifests=manifests, kept=kept)

@@ -104,7 +104,7 @@ def check_listing(dataset: OpenedDataset) -> tuple[list[Finding], set[str]]:
 
 def _new(paths: Iterable[str], prefix: str) -> list[Finding]:
     return [
-        Finding(file=prefix + path, reason="it is new: the index does not have it", source=True)
+        Finding(file=prefix + path, reason="it is new: the index does not list it", source=True)
         for path in sorted(paths)
     ]
 
@@ -158,7 +158,7 @@ def _check(task: ShardCheck, row: _Row, folder: Folder) -> Finding | None:
     except OSError as error:
         return Finding.of_error(task.prefix + row.path, error)
     if row.entry["offset"]:
-        return row.finding(task.prefix, "the index states that it starts elsewhere")
+        return row.finding(task.prefix, "it does not start where the index says")
     if checksum(row.entry.tobytes()[HEAD], data) != row.entry["checksum"]:
         return row.finding(task.prefix, "it has changed: its checksum does not match")
     reason = range_fault(data, row.entry, task.schema[IMAGE], None) if task.decode else ""

@@ -52,7 +52,7 @@ def index_of(path: str | os.PathLike[str], split: str | None) -> Path | None:
 
 def _make(folder: Path, scan: Scan, target: Path) -> None:
     count = amount(sum(map(len, scan.splits.values())), "image")
-    _LOG.warning("%s is not a dataset: indexing its %s, once, in %s", folder, count, target)
+    _LOG.warning("%s is not a dataset: indexing its %s once, in %s", folder, count, target)
     try:
         attach(scan.source, target)
     except BadImages as error:

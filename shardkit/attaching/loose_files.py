@@ -82,7 +82,7 @@ class Folder:
             name = as_name(path)
             parts_of(name)
         except ValueError:
-            raise Unlike("has a name that leads out of the folder") from None
+            raise Unlike("has a name that points outside the folder") from None
         above = name.rpartition("/")[0]
         at = self._root / name
         try:
@@ -90,7 +90,7 @@ class Folder:
                 self._opened[above] = self._stack.enter_context(opened(self._root, above))
             file = LooseFile(open_plain(at, _READ, dir_fd=self._opened[above]), at, size)
         except LinkRefused:
-            raise Unlike("is a symbolic link, or in one; `convert` follows links") from None
+            raise Unlike("is a symbolic link or is inside one; `convert` follows links") from None
         except UNFIT as error:
             reason = "is missing" if isinstance(error, FileNotFoundError) else error.strerror
             raise Unlike(f"{reason}") from error
@@ -113,7 +113,7 @@ class Folder:
 def difference(size: int, modified: int, old_size: int, old_modified: int) -> str:
     """Return how a file differs from the one that was indexed, or ""."""
     if size != old_size:
-        return f"has changed: it has {size:,} bytes, and had {old_size:,}"
+        return f"has changed: it has {size:,} bytes instead of {old_size:,}"
     return "has changed: its modification time differs" * (modified != old_modified)
 
 
@@ -162,8 +162,8 @@ class LooseFiles(ShardFiles):
                     again = as_command("attach", "imagefolder", self._folder, self._dataset.path)
                     raise CorruptRecord(
                         f"{self._folder}: {quoted(name)} (row {row}) {error}",
-                        remedy=f"To read the folder as it is now, run {again} again, or open the "
-                        "folder again if you opened it itself.",
+                        remedy=f"To read the folder as it is now, rerun {again}, or reopen the "
+                        "folder if you opened it directly.",
                     ) from error
         return files
 

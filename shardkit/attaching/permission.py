@@ -24,10 +24,10 @@ def confirmed_folder(dataset: OpenedDataset) -> Path:
     folder = Path(os.path.realpath(dataset.path / as_name(manifest.archives)))
     if not os.path.exists(_mark(dataset.path, manifest)):
         raise UsageError(
-            f"{dataset.path} reads files in {printable(str(folder))}, but you have not attached "
-            "them here",
-            remedy=f"If you trust it, name their folder ({setting('root')} in Python, "
-            "--root of `shardkit verify`), or name the files: "
+            f"{dataset.path} reads files in {printable(str(folder))}, which you have not attached "
+            "on this machine",
+            remedy=f"If you trust it, pass their folder ({setting('root')} in Python, or --root "
+            "of `shardkit verify`), or attach the files: "
             f"{as_command('attach', manifest.format, 'ARCHIVES', dataset.path)}",
         )
     return folder

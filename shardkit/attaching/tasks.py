@@ -203,7 +203,7 @@ class FolderTask(IndexTask):
         record, noted = convert_record(self.recipe, read, self.schema)
         name = record.image_field
         if name is None or record.fields[name] != read.fields.get(name):
-            raise BadImage("it cannot be read as it is", remedy="convert it")
+            raise BadImage("it cannot be read in place", remedy="convert it")
         notes.update(dict.fromkeys(noted, 1))
         meta = record.meta
         return pack_row(

@@ -35,7 +35,7 @@ def open_appended(
     if not isinstance(source, (str, Path, Source)):
         return _samples(source, datasets, missing=missing, schema=schema)
     if schema is not None:
-        raise UsageError("schema is an option of samples")
+        raise UsageError("schema is only for Python samples")
     if isinstance(source, Source):
         return source
     described = first_sources(datasets)
@@ -49,7 +49,8 @@ def open_appended(
             return find(described)  # a stratified division could move images of the dataset
     except UsageError as error:
         raise UsageError(
-            f"{directory} was made with `convert {kind}`, and {error.problem}", remedy=error.remedy
+            f"{directory} was created with `convert {kind}`, but {error.problem}",
+            remedy=error.remedy,
         ) from error
     return opened
 

@@ -67,8 +67,8 @@ def open_splits(directory: Path) -> dict[str, OpenedDataset]:
     UsageError if there is no dataset, or it has no shards of its own.
     """
     opened = OpenedDirectory(directory).with_own_shards(
-        f"{directory} reads files in place; first make a dataset with "
-        "shards of its own: shardkit convert dataset"
+        f"{directory} reads files in place; first create a dataset with its own shards: shardkit "
+        "convert dataset"
     )
     return opened.splits
 
@@ -140,11 +140,10 @@ def _common_classes(shapes: Sequence[Shape]) -> tuple[str, ...] | None:
         label = next(n for n, (a, b) in enumerate(zip(some, classes, strict=False)) if a != b)
         union = dict.fromkeys([*classes, *some])
         raise UsageError(
-            f"label {label} is {quoted(some[label])} in {shape.path} and "
-            f"{quoted(classes[label])} in {longest.path}. Records store labels, so they cannot "
-            "be combined",
-            remedy=f"Convert both again with one list of all {len(union)} classes, such as with "
-            "--class-order FILE",
+            f"label {label} is {quoted(some[label])} in {shape.path} but {quoted(classes[label])} "
+            f"in {longest.path}. Records store labels, so the datasets cannot be combined",
+            remedy=f"Convert both again with one list of all {len(union)} classes, for example "
+            "with --class-order FILE",
         )
     return classes
 

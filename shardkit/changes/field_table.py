@@ -80,7 +80,7 @@ class TableValues(FieldValues):
         if self._key is None:
             raise UsageError(
                 f"{path}",
-                remedy=f"choose the column of keys with {setting('key')} from {_list(columns)}",
+                remedy=f"choose the key column with {setting('key')} from {_list(columns)}",
             )
         for name in (self._key, *(kept.source for kept in self._kept)):
             if name not in columns:
@@ -169,8 +169,8 @@ class TableValues(FieldValues):
                 for (line, row), key, found in zip(batch, keys, finder.find(keys), strict=True):
                     if found == _AMBIGUOUS:
                         raise UsageError(
-                            f"{self.path}:{line}: {quoted(key)} names rows of several splits",
-                            remedy="put the split and a slash before it",
+                            f"{self.path}:{line}: {quoted(key)} matches rows of several splits",
+                            remedy="add the split and a slash before it",
                         )
                     if found < 0:
                         unknown_count += 1
@@ -210,7 +210,9 @@ class TableValues(FieldValues):
                 value = cell(row, kept, self._text)
                 if value is None or (value == "" and kept.kind not in (None, "text")):
                     if not kept.optional:
-                        raise BadImage(f"it has no {kept.source}; {kept.source}? accepts it")
+                        raise BadImage(
+                            f"it has no {kept.source}; to allow this, write {kept.source}?"
+                        )
                     value = None
                 elif kept.name == LABEL:
                     value = self._labels.code(label_of(value, kept.source))
@@ -261,7 +263,8 @@ def _kept_field(kept: Kept, kinds: set[str]) -> Field:
     field = kept.field(kind_of_cells(kinds))
     if field.type.is_picture:
         raise UsageError(
-            f"field={kept}: images cannot be added to a dataset", remedy="convert again"
+            f"{setting('field', str(kept))}: images cannot be added to a dataset",
+            remedy="convert again",
         )
     return field
 

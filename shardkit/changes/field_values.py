@@ -78,8 +78,8 @@ def checked(schema: Mapping[str, Field]) -> dict[str, Field]:
     for name, field in schema.items():
         if field.type.is_picture:
             raise UsageError(
-                f"{name} is a field of images, which can only be converted",
-                remedy="make a source with both, and convert it",
+                f"{name} is an image field, and images cannot be added to a dataset",
+                remedy="create a source with both, and convert it",
             )
     return dict(schema)
 
@@ -116,15 +116,15 @@ class FileValues(FieldValues):
                 first.array.shape[1:],
             ):
                 raise UsageError(
-                    f"{file.path} holds {file.array}, but {first.path} holds {first.array}",
-                    remedy="save rows of one dtype and shape",
+                    f"{file.path} contains {file.array}, but {first.path} contains {first.array}",
+                    remedy="save rows with the same dtype and shape",
                 )
         self._stops = [*accumulate(dataset.manifest.rows for dataset in datasets)]
         field = (
             _label_field(datasets[0]) if name == LABEL else infer_field(name, first.read([0])[0])
         )
         if field is None:
-            raise UsageError(f"{first.path}: no field can hold {first.array}")
+            raise UsageError(f"{first.path}: no field can store {first.array}")
         self.schema = checked({name: field})
 
     def read(self, row: int) -> Mapping[str, Any]:
@@ -159,18 +159,18 @@ def _npy_paths(path: Path, datasets: Sequence[OpenedDataset]) -> list[Path]:
     if not datasets[0].split:
         if path.is_dir():
             raise UsageError(
-                f"{path} is a folder, but {top} has no splits", remedy="name an .npy file"
+                f"{path} is a folder, but {top} has no splits", remedy="pass an .npy file"
             )
         return [path]
     names = [f"{dataset.split}.npy" for dataset in datasets]
     if not path.is_dir():
         raise UsageError(
-            f"{top} has splits, so name a folder with {' and '.join(names)}, or a table with a "
-            "column of keys"
+            f"{top} has splits, so pass a folder with {' and '.join(names)}, or a table with a key "
+            "column"
         )
     for name in names:
         if not (path / name).is_file():
-            raise UsageError(f"{path} has no {name}: each split of {top} needs its file")
+            raise UsageError(f"{path} has no {name}: each split of {top} needs its own file")
     return [path / name for name in names]
 
 
@@ -184,7 +184,7 @@ def _open(path: Path, dataset: OpenedDataset) -> _NpyFile:
             raise BadImage("its rows are not stored one after another (Fortran order)")
         rows = dataset.manifest.rows
         if array.rows != rows:
-            raise BadImage(f"it has {array.rows:,} rows, the dataset has {rows:,}")
+            raise BadImage(f"it has {array.rows:,} rows, but the dataset has {rows:,}")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except BadImage as error:
@@ -239,7 +239,7 @@ class SequenceValues(FieldValues):
         self._values: Any = given
         rows = sum(dataset.manifest.rows for dataset in datasets)
         if len(given) != rows:
-            raise UsageError(f"{name} has {len(given):,} values, and the dataset {rows:,} rows")
+            raise UsageError(f"{name} has {len(given):,} values, but the dataset has {rows:,} rows")
         self._bytes = int(getattr(as_numpy(given[0]), "nbytes", 64))
         if field is None and name == LABEL:
             field = _field_of_labels(given, datasets[0], keep_classes)
@@ -292,7 +292,7 @@ def _inferred(name: str, value: Any, dataset: OpenedDataset) -> Field:
         raise UsageError(f"{name}: {error}") from error
     if field is None:
         raise UsageError(
-            f"the first value of {name} is a {type(value).__name__}",
+            f"the first value of {name} has type {type(value).__name__}",
             remedy=f"pass schema={{{name!r}: Field(...)}}",
         )
     return field

@@ -365,7 +365,7 @@ def _providers(
     if isinstance(given, Mapping):
         if options.field or options.key:
             raise UsageError(
-                f"{setting('key')} and {setting('field')} are options of files",
+                f"{setting('key')} and {setting('field')} are only for files",
                 remedy="leave them out",
             )
         if not given:
@@ -383,26 +383,26 @@ def _providers(
         ]
     if not isinstance(given, (str, Path)):
         raise UsageError(
-            f"a {type(given).__name__} has no names of fields",
+            f"a {type(given).__name__} has no field names",
             remedy='pass a dict, as in {"caption": values}',
         )
     path = Path(given)
     if path.is_dir() and any(map(is_table, path.iterdir())):
         raise UsageError(
             f"{path} is a folder of tables",
-            remedy="give one table for all splits, whose keys or paths may start with the split "
+            remedy="pass one table for all splits, whose keys or paths may start with the split "
             "and a slash",
         )
     if path.suffix == ".npy" or path.is_dir():
         if len(options.field) != 1 or options.key:
             raise UsageError(
-                f"{path} holds one field in row order",
+                f"{path} contains one field in row order",
                 remedy=f"name it with {setting('field', 'NAME')} alone",
             )
         return [FileValues(path, options.field[0], opened)]
     if not is_table(path):
         raise UsageError(
-            f"{path} is neither a table (.csv, .tsv, .jsonl, .parquet) nor .npy", where=path
+            f"{path} is neither a table (.csv, .tsv, .jsonl, .parquet) nor an .npy file", where=path
         )
     fields = list(options.field)
     with located(path):
@@ -415,13 +415,13 @@ def _require_matched(directory: Path, options: FieldOptions, matched: Matched) -
         return
     if matched.unknown_count and options.unknown == "fail":
         raise UsageError(
-            f"{directory} is missing {matched.unknown_count:,} of {matched.rows:,} rows of the "
+            f"{directory} lacks {matched.unknown_count:,} of the {matched.rows:,} rows of the "
             f"table ({_some(matched.unknown, matched.unknown_count)})",
             remedy=f"{setting('unknown', 'skip')} leaves them out",
         )
     if matched.missing_count and options.missing == "fail":
         raise UsageError(
-            f"the table is missing {matched.missing_count:,} of the rows of {directory} "
+            f"the table lacks {matched.missing_count:,} of the rows of {directory} "
             f"({_some(matched.missing, matched.missing_count)})",
             remedy=f"{setting('missing', 'skip')} stores no value",
         )

@@ -43,8 +43,8 @@ def next_name(manifest: Manifest) -> str:
     last = max((int(layer.name) for layer in manifest.layers), default=0)
     if last == _LAST:
         raise UsageError(
-            f"the dataset has the layer {last}, and no more can be added",
-            remedy="make a new dataset of it with `shardkit convert dataset`",
+            f"the dataset already has {last} layers, the maximum",
+            remedy="create a new dataset from it with `shardkit convert dataset`",
         )
     return f"{last + 1:06d}"
 
@@ -263,6 +263,6 @@ def require_same_rows(manifest: Manifest, layer: Manifest) -> None:
     """Refuse a layer whose keys are not those of the dataset."""
     if manifest.keys_digests != layer.keys_digests:
         raise ConversionFailed(
-            "the rows of the new fields are not those of the dataset: it changed, or the memory of "
+            "the rows of the new fields do not match the dataset: it changed, or the memory of "
             "this machine is faulty"
         )

@@ -59,7 +59,7 @@ def merge(
     for path, splits in zip(paths, opened, strict=True):
         if splits.keys() != opened[0].keys():
             raise UsageError(
-                f"{paths[0]} has {splits_in_words(opened[0])}, {path} has "
+                f"{paths[0]} has {splits_in_words(opened[0])}, but {path} has "
                 f"{splits_in_words(splits)};",
                 remedy="merge datasets with the same splits, or single splits",
             )
@@ -108,8 +108,9 @@ def _require_same_layers(datasets: Sequence[OpenedDataset]) -> None:
             layered = first if other.is_store else other
             raise UsageError(
                 f"fields of {layered.path} were changed after the conversion, but those of "
-                f"{(first if layered is other else other).path} were not, or in different layers",
-                remedy="merge copies, as `shardkit convert dataset` makes them",
+                f"{(first if layered is other else other).path} were not, or not in the same "
+                "layers",
+                remedy="merge copies created with `shardkit convert dataset`",
             )
 
 

@@ -76,13 +76,13 @@ def new_images(
     new = NewImages(replace(scan, splits=splits, problems=problems, ignored=ignored), left_out)
     if changed:
         raise UsageError(
-            f"{amount(len(changed), 'image')} of {source} with the name of an image in {directory} "
-            f"differ from it ({_some(changed)})",
+            f"{amount(len(changed), 'image')} in {source} and {directory} have the same name but "
+            f"different content ({_some(changed)})",
             remedy="rename them, or convert everything again",
         )
     remedy = f"{setting('skip_existing', True)} leaves these out"
     if source.kind == Samples.kind:
-        remedy += "; give samples keys of their own (key=) to append others"
+        remedy += "; to append other samples, give them unique keys (key=)"
     if left_out and not skip_existing and (new.images or not _is_last(datasets, left_out, scan)):
         raise UsageError(
             f"{directory} already has {len(left_out)} of the images of {source} by path or key "
@@ -149,15 +149,14 @@ def require_alike(
     unknown = sorted(scan.splits.keys() - datasets.keys())
     if unknown and is_divided(first_sources(datasets)):
         raise UsageError(
-            f"{directory} was divided with --stratify, and dividing again would move images "
-            "that it has",
+            f"{directory} was divided with --stratify, and dividing again would move its images",
             remedy=f"put the new images into folders {' and '.join(datasets)}",
         )
     if unknown:
         raise UsageError(
-            f"{scan.source} has {splits_in_words(scan.splits)}, and {directory} has "
+            f"{scan.source} has {splits_in_words(scan.splits)}, but {directory} has "
             f"{splits_in_words(datasets)};",
-            remedy="append a source with folders or splits of these names",
+            remedy="append a source whose folders or splits have these names",
         )
     manifest = next(iter(datasets.values())).manifest
     schema = manifest.fields_by_name
@@ -181,7 +180,7 @@ def require_alike(
         for fields in (schema, scan.schema)
     )
     raise UsageError(
-        f"{scan.source} has the fields {now}, and {directory} has {before}", remedy=remedy
+        f"{scan.source} has the fields {now}, but {directory} has {before}", remedy=remedy
     )
 
 

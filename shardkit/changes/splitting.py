@@ -89,7 +89,7 @@ def save_rows(
         for path, text in texts.items():
             if not force and path.exists() and path.read_bytes() != text.encode():
                 raise UsageError(
-                    f"{path} exists already, with other rows;",
+                    f"{path} already exists, with other rows;",
                     remedy=f"{setting('force', True)} replaces it",
                 )
         write_together({path: text.encode() for path, text in texts.items()}, former)

@@ -177,7 +177,7 @@ def _convert(
 
 
 _REPORTING = "shardkit.reporting"
-"""What makes reports; it is loaded for `--report` alone."""
+"""The module that creates reports; only `--report` loads it."""
 
 
 def _write_report(run: Run, path: Path, dst: Path, workers: int) -> None:

@@ -85,12 +85,12 @@ class Jobs:
         if is_own_source(self.kind) and kind not in (None, self.kind):
             raise UsageError(
                 f"the plan in {ledger.location} reads {self.kind}, not {quoted(kind)};",
-                remedy=f"leave {setting('kind', kind)} out",
+                remedy=f"leave out {setting('kind', kind)}",
             )
         if not is_own_source(self.kind) and self.kind != kind:
             raise UsageError(
-                f"the plan in {ledger.location} reads its images by code of another package: the "
-                f"source {self.kind!r}",
+                f"the plan in {ledger.location} reads its images with code from another package: "
+                f"the source {self.kind!r}",
                 remedy=f"If you trust the plan, add {setting('kind', self.kind)}.",
             )
 
@@ -219,7 +219,7 @@ def send_plan(folder: Path, url: str, *, force: bool) -> None:
             raise occupied(url)
         if not force:
             raise UsageError(
-                f"{url} holds another plan",
+                f"{url} contains another plan",
                 remedy="Finish it with `shardkit work` and `shardkit commit`, or cancel its "
                 "jobs and discard it with --force",
             )

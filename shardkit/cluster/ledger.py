@@ -203,7 +203,7 @@ def local_folder(staging: str | Path | None) -> Iterator[Path]:
         except OSError as error:
             raise UsageError(
                 f"no folder can be created in {above}: {error.strerror}",
-                remedy=f"Name another one with {setting('staging')}.",
+                remedy=f"Choose another one with {setting('staging')}.",
             ) from error
         try:
             yield folder

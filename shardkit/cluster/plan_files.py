@@ -121,17 +121,17 @@ def load_plan(target: Path) -> Plan:
         value = load_json(read_small(target / PLAN, _MOST_BYTES, root=target))
         if saved_digest(StagingDirectory(target).state) != value["fingerprint"]:
             raise UsageError(
-                f"after the plan, another conversion was started in {target}",
+                f"another conversion was started in {target} after the plan was written",
                 remedy="Plan again with --force.",
             )
         return _plan(value, target)
     except FileNotFoundError:
         if os.path.lexists(target / MANIFEST_NAME):
             raise UsageError(
-                f"{target} holds no plan: its dataset is complete, so no task is left"
+                f"{target} contains no plan: its dataset is complete, so no task is left"
             ) from None
         raise UsageError(
-            f"{target} holds no plan",
+            f"{target} contains no plan",
             remedy=f"Write one with `shardkit convert ... {shell(target)} --plan-only`",
         ) from None
     except (*UNFIT, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -180,7 +180,7 @@ def open_source(plan: Plan, source: Path | None = None) -> Plan:
         if not path.exists():
             raise UsageError(
                 f"the source {path} is not on {socket.gethostname()};",
-                remedy="if it has another path there, give that",
+                remedy="if its path differs on that machine, pass that path",
             )
     images = {name: replace(entries, source=opened) for name, entries in plan.scan.splits.items()}
     return replace(
@@ -196,7 +196,7 @@ def _reopen(kind: str, path: Path, described: Mapping[str, Mapping[str, Any]]) -
         return wrapped_as(described, partial(get_source(kind).find, path))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
-            f"what the plan states about its source {path} is damaged ({error})",
+            f"the plan's description of its source {path} is damaged ({error})",
             remedy="Plan again with --force.",
         ) from error
 

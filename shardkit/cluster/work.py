@@ -76,7 +76,9 @@ def plan_jobs(
     if url is None:
         return _write_plan(request, open_target(target, placement).folder)
     if request.builder.executor is not None:
-        raise UsageError(f"{url} is planned by this machine alone", remedy="leave the cluster out")
+        raise UsageError(
+            f"for {url}, this machine alone writes the plan", remedy="leave the cluster out"
+        )
     require_free(url)
     with local_folder(placement.staging) as folder:
         planned = _write_plan(request, folder)

@@ -119,7 +119,7 @@ def get_layout(name: LayoutName) -> Write:
     except ImportError as error:
         package = (error.name or LAYOUTS[name]).partition(".")[0]
         raise UsageError(
-            f"the layout {name} needs {package}", remedy=f"pip install 'shardkit[{name}]'"
+            f"the {name} layout needs {package}", remedy=f"pip install 'shardkit[{name}]'"
         ) from error
     return write
 
@@ -161,13 +161,13 @@ def _work_folder(target: Path) -> Path:
 def _check(directory: Path, target: Path) -> None:
     require_local(target)
     if not target.absolute().name or target.name == "..":
-        raise UsageError(f"{target} cannot be the folder of an export;", remedy="name a new one")
+        raise UsageError(f"{target} cannot be an export folder;", remedy="choose a new folder")
     if overlap(target, directory):
         raise UsageError(
             f"{target} and the dataset {directory} overlap;", remedy="choose another folder"
         )
     if os.path.islink(target):
-        raise UsageError(f"{target} is a symbolic link;", remedy="name a new folder")
+        raise UsageError(f"{target} is a symbolic link;", remedy="choose a new folder")
     _names(target)
 
 

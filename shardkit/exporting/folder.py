@@ -27,9 +27,9 @@ def write_imagefolder(exporting: Exporting, output: OutputFolder) -> None:
     """
     if exporting.others or IMAGE not in exporting.shards.schema:
         raise UsageError(
-            f"{exporting.shards.directory} has the fields {name_list(exporting.shards.schema)}: "
-            "a folder of images holds only image and label;",
-            remedy="use the layout csv, parquet or webdataset",
+            f"{exporting.shards.directory} has the fields {name_list(exporting.shards.schema)}, "
+            "but a folder of images stores only image and label;",
+            remedy="use the csv, parquet or webdataset layout",
         )
     prefix = exporting.shards.dataset.prefix
     in_folders = _in_class_folders(exporting)

@@ -57,8 +57,8 @@ def _table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
         return pa.Table.from_pylist(rows, schema)
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"{quoted(error.object)} is not UTF-8, which Parquet requires: export with the layout "
-            "imagefolder, csv or webdataset"
+            f"{quoted(error.object)} is not UTF-8, which Parquet requires: export with the "
+            "imagefolder, csv or webdataset layout"
         ) from error
 
 

@@ -115,7 +115,9 @@ class Exporting:
             return
         with open_records(get_format(manifest.format), path) as records:
             if len(records) != count:
-                raise CorruptShard(f"{path} has {len(records)} records; the manifest says {count}")
+                raise CorruptShard(
+                    f"{path} has {len(records)} records, but the manifest lists {count}"
+                )
             for first in range(0, count, _READ_ROWS):
                 rows = range(first, min(first + _READ_ROWS, count))
                 segment = self._index.segment(slice(start + rows.start, start + rows.stop))

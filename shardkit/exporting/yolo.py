@@ -37,8 +37,8 @@ def write_yolo(exporting: Exporting, output: OutputFolder) -> None:
     wrong = [name for name, field in fields.items() if _FIELDS.get(name) != field.kind]
     if wrong or "boxes" not in fields or not fields["boxes"].classes:
         raise UsageError(
-            f"{exporting.shards.directory} has the fields {name_list(exporting.shards.schema)}: "
-            "YOLO labels hold boxes with classes, and perhaps keypoints and polygons;",
+            f"{exporting.shards.directory} has the fields {name_list(exporting.shards.schema)}, "
+            "but YOLO labels store only boxes with classes, keypoints and polygons;",
             remedy=f"use {setting('layout', 'csv')}, or `shardkit fields remove` for others",
         )
     dataset = exporting.shards.dataset
@@ -95,7 +95,7 @@ def _rows(fields: dict[str, Field], record: Record, info: ImageInfo) -> Iterator
         is_inside = all(-_OUTSIDE <= side <= 1 + _OUTSIDE for side in (left, top, right, bottom))
         if not is_inside or len(points) != each * len(boxes):
             problem = (
-                "it has not all keypoints of each box" if is_inside else "a box is outside of it"
+                "it lacks keypoints for some boxes" if is_inside else "a box extends beyond it"
             )
             raise UsageError(
                 f"{quoted(record.meta['path'])}: {problem}, which YOLO labels cannot express;",

@@ -57,18 +57,18 @@ class BucketSizes:
     def __post_init__(self) -> None:
         if not 1 <= len(self.sizes) <= _MOST_BUCKETS:
             raise UsageError(
-                f"there are {len(self.sizes)} buckets", remedy=f"give 1 to {_MOST_BUCKETS}"
+                f"there are {len(self.sizes)} buckets", remedy=f"pass 1 to {_MOST_BUCKETS} buckets"
             )
         for size in self.sizes:
             sides = size if isinstance(size, tuple) else ()
             if len(sides) != 2 or not all(type(s) is int and 0 < s <= MOST_SIDE for s in sides):
-                raise UsageError(f"the bucket {size!r} is not a pair of height and width in pixels")
+                raise UsageError(f"bucket {size!r} must be a (height, width) pair in pixels")
         ordered = tuple(sorted(self.sizes, key=lambda size: size[1] / size[0]))
         for one, other in itertools.pairwise(ordered):
             if one[1] * other[0] == other[1] * one[0]:
                 raise UsageError(
-                    f"the buckets {_show(one)} and {_show(other)} have one aspect ratio",
-                    remedy="keep one",
+                    f"the buckets {_show(one)} and {_show(other)} have the same aspect ratio",
+                    remedy="keep only one",
                 )
         object.__setattr__(self, "sizes", ordered)
 

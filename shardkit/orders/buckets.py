@@ -185,7 +185,7 @@ class Buckets(OrderSampler):
         if self.weights is not None and len(self.weights) != len(widths):
             raise UsageError(
                 f"Buckets(weights) has {len(self.weights)} weights for {len(widths)} rows",
-                remedy="give one weight for each row of the dataset",
+                remedy="pass one weight for each row of the dataset",
             )
         buckets = self.sizes.nearest_of(widths, heights)
         counts, members, cumulative = order_members(buckets, len(self.sizes.sizes), self.weights)
@@ -215,7 +215,8 @@ def _image_sizes(dataset: Any) -> Positions:
     if dataset.manifest.raw_shape is not None:
         height, width, _ = dataset.manifest.raw_shape
         raise UsageError(
-            f"{dataset.path} has raw pixels, all of {height}x{width}, so there is only one bucket",
+            f"all images of {dataset.path} are {height}x{width} raw pixels, so there is only one "
+            "bucket",
             remedy="convert it without --encode raw",
         )
     sizes = _sizes_in_index(dataset)
@@ -224,7 +225,7 @@ def _image_sizes(dataset: Any) -> Positions:
         raise UsageError(
             "Buckets needs the size of every image, and the index has none for "
             f"{describe_row(dataset.shards, int(unknown[0]))}",
-            remedy="select the rows with images of known size",
+            remedy="select the rows whose images have a known size",
         )
     return sizes
 

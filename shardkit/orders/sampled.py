@@ -51,7 +51,7 @@ class SampledOrder(Order):
         if getattr(self.sampler, "generator", None) is not None:
             raise UsageError(
                 "sampler= has its own generator, which a resumed run cannot repeat",
-                remedy=f"leave the generator out; {setting('seed')} determines the random numbers",
+                remedy=f"leave out the generator; {setting('seed')} determines the random numbers",
             )
 
     def describe(self) -> str:
@@ -81,8 +81,8 @@ class SampledOrder(Order):
             drawn = _integers(rows)
             if drawn is None or len(drawn) != self.size or not self._has(drawn):
                 raise UsageError(
-                    f"sampler= must yield {self.size} integers, its length, from 0 to "
-                    f"{self.of - 1}, the last row of the dataset"
+                    f"sampler= must yield as many integers as its length, {self.size}, each from 0 "
+                    f"to {self.of - 1}, the last row of the dataset"
                 )
             self._latest.clear()
             self._latest[epoch] = drawn

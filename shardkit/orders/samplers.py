@@ -41,7 +41,7 @@ class Weighted(OrderSampler):
         if len(self._cumulative) != len(dataset):
             raise UsageError(
                 f"Weighted(weights) has {len(self._cumulative)} weights for {len(dataset)} rows",
-                remedy="give one weight for each row of the dataset",
+                remedy="pass one weight for each row of the dataset",
             )
         return WeightedOrder(size=len(dataset), seed=seed, cumulative=self._cumulative)
 
@@ -108,7 +108,9 @@ class Mixture(OrderSampler):
                 f"Mixture(weights) must be {{dataset: weight, ...}}, not {str(weights)[:80]}"
             ) from None
         if len(set(map(id, self._datasets))) < len(self._datasets):
-            raise UsageError("Mixture(weights) has a dataset twice", remedy="give it one weight")
+            raise UsageError(
+                "Mixture(weights) contains a dataset twice", remedy="give it one weight"
+            )
         checked_weights = check_weights("Mixture(weights)", raw_weights)
         self._counts = block_counts(checked_weights)
         for number, dataset in enumerate(self._datasets):
@@ -120,14 +122,14 @@ class Mixture(OrderSampler):
                 )
             if checked_weights[number] and not self._counts[number]:
                 raise UsageError(
-                    f"the weight {checked_weights[number]:g} of Mixture(weights) gives dataset "
-                    f"{number} no sample in {BLOCK}",
+                    f"with its weight {checked_weights[number]:g} in Mixture(weights), dataset "
+                    f"{number} gets no sample out of {BLOCK}",
                     remedy=f"give it at least 1/{BLOCK} of the sum, or leave it out",
                 )
             if checked_weights[number] and not len(dataset):
                 raise UsageError(
                     f"dataset {number} of Mixture(weights) is empty",
-                    remedy="leave it out, or give it the weight 0",
+                    remedy="leave it out, or set its weight to 0",
                 )
 
     @property

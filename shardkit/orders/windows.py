@@ -111,8 +111,8 @@ class _Reader:
             if field is None or field.kind not in _KINDS:
                 named = [n for n, f in shards.schema.items() if f.kind in _KINDS]
                 raise UsageError(
-                    f"Windows({setting(option, name)}): {shards.location} has no such field of "
-                    "numbers, texts or labels;",
+                    f"Windows({setting(option, name)}): {shards.location} has no such field with "
+                    "numbers, text or labels;",
                     remedy=f"choose from {name_list(named) or 'none'}",
                 )
         self.fields: Mapping[str, tuple[int, ...]] = {

@@ -96,8 +96,8 @@ class BucketPlan:
         if missing := call(objects.receive, self._below, self.folder, absent):
             self.require_plan()
             raise UsageError(
-                f"the plan in {self.url} is not complete: it lacks {missing[0]}",
-                remedy="If `convert --plan-only` was interrupted, repeat it.",
+                f"the plan in {self.url} is incomplete: it lacks {missing[0]}",
+                remedy="If `convert --plan-only` was interrupted, rerun it.",
             )
 
     def names(self) -> Collection[str]:
@@ -229,7 +229,7 @@ def _absent(url: str) -> UsageError:
     if claim_at(url) is None and manifest_at(url) is not None:
         _remove_waste(url)  # of a commit that was killed
     return UsageError(
-        f"{url} holds no plan",
+        f"{url} contains no plan",
         remedy=f"Write one with `shardkit convert ... {shell(url)} --plan-only`; if it was "
         "committed, its dataset is complete.",
     )

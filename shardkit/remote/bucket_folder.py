@@ -116,7 +116,7 @@ class BucketFolder(SourceFolder):
         for (name, *_), (following, *_) in itertools.pairwise(objects):
             if name == following:
                 raise UsageError(
-                    f"{self}/{name} is listed twice, once with a slash at its end",
+                    f"{self}/{name} is listed twice, once with a trailing slash",
                     remedy="remove one",
                 )
         return objects

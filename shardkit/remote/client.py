@@ -126,7 +126,7 @@ class ObjectStore(Store):
         try:
             return {"credential_provider": module.Boto3CredentialProvider()}
         except ValueError:  # it has looked everywhere
-            raise UsageError(f"{self.url}: there are no credentials; {_SET['s3']}") from None
+            raise UsageError(f"{self.url}: no credentials were found; {_SET['s3']}") from None
         except Exception as error:  # of boto3, whose text may quote a file
             reason = type(error).__name__
             raise UsageError(
@@ -231,7 +231,7 @@ class ObjectStore(Store):
                 return content
             seen.add(digest)
         raise ShardkitError(
-            f"{self.url}/{name} arrives with other bytes each time;", remedy="check the network"
+            f"{self.url}/{name} arrives with different bytes each time;", remedy="check the network"
         )
 
     def _version_of(self, name: str, listed: tuple[int, int]) -> tuple[str, bytes] | None:
@@ -269,7 +269,9 @@ class ObjectStore(Store):
         for _ in range(ATTEMPTS):
             if (answer := self._repeated(name, ask)) is None or len(answer[1]) == size:
                 return answer
-        raise ShardkitError(f"{self.url}/{name}: the store sends other sizes than it states")
+        raise ShardkitError(
+            f"{self.url}/{name}: the store sends more or fewer bytes than it declares"
+        )
 
     def create(self, name: str, content: bytes) -> None:
         """Write an object that does not exist yet.
@@ -313,7 +315,7 @@ class ObjectStore(Store):
             return super()._missing(name, error)
         region = "the region (AWS_REGION) and " if self._scheme == "s3" else ""
         return UsageError(
-            f"{self.url}: there is no such bucket;",
+            f"{self.url}: this bucket does not exist;",
             remedy=f"check its name, {region}the server ({_ENDPOINT[self._scheme]})",
         )
 
@@ -343,7 +345,7 @@ class ObjectStore(Store):
                 f"{what}: the bucket is in another region;", remedy=f"set AWS_REGION={name}"
             )
         if re.search(without, text):
-            return UsageError(f"{what}: there are no credentials; {remedy}")
+            return UsageError(f"{what}: no credentials were found; {remedy}")
         if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
             return self._denied(what, reason)
         if "error sending request" in reason:
@@ -353,7 +355,7 @@ class ObjectStore(Store):
 
     def _denied(self, what: str, reason: str) -> UsageError:
         asks_to_pay = self._scheme == "s3" and not _is_set("AWS_REQUEST_PAYER")
-        payer = "; if the bucket's readers pay, set AWS_REQUEST_PAYER=true" if asks_to_pay else ""
+        payer = "; for a requester-pays bucket, set AWS_REQUEST_PAYER=true" if asks_to_pay else ""
         return UsageError(
             f"{what}: access is denied ({reason});",
             remedy="ask the owner of the bucket for permission to read and list it, and to "
@@ -365,7 +367,7 @@ class ObjectStore(Store):
         return UsageError(
             f"{self.url} has an object whose name has //, a folder . or .., or a control "
             f"character{': ' + quoted(key[1]) if key else ''}; it cannot be read",
-            remedy="rename it, or name a folder without it",
+            remedy="rename it, or choose a folder without it",
         )
 
 

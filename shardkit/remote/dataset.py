@@ -80,7 +80,7 @@ class CachedShards(ShardFiles):
         self._cache = cache
         self._used: dict[str, float] = {}
         self.lookahead = 2 * max(shard.rows for shard in self._entries)  # while another is read
-        self.remedy = f"It was removed from the cache; read it again, from {url}."
+        self.remedy = f"It was removed from the cache; read it again to fetch it from {url}."
 
     def open(self, shards: Collection[int]) -> dict[int, ShardFile]:
         """Return some shards, open, after fetching those that are not in the cache.
@@ -145,7 +145,7 @@ def open_remote(
     """Open one dataset in an object store, after fetching its manifest and its index."""
     if root is not None:
         raise UsageError(
-            f"{url} is not an attached dataset;", remedy=f"leave {setting('root')} out"
+            f"{url} is not an attached dataset;", remedy=f"leave out {setting('root')}"
         )
     url = f"{url}/{split}" if split else url
     most = None if fetching.limit is None else parse_bytes(fetching.limit, "cache_limit")
@@ -164,7 +164,7 @@ def _fetch_dataset(access: InStore) -> Path:
     cache = access.cache
     content, manifest = fetch_manifest(url)
     manifest.require_own_shards(  # they are files of the machine that it is read on
-        f"{url} is an attached dataset, which can only be read where it was made"
+        f"{url} is an attached dataset, which can only be read where it was created"
     )
     name = hashlib.sha256(content).hexdigest()
     folder = cache.dataset(name)

@@ -78,7 +78,7 @@ def _matches(url: str, top: Path) -> list[tuple[str, str]]:
         return [(base, name)]
     if base.startswith("http"):
         raise UsageError(
-            f"{url}: a web server does not list its files;", remedy="name them: {000..999}"
+            f"{url}: a web server does not list its files;", remedy="list them, as in {000..999}"
         )
     listed = [entry for entry in call(fetch.names, base) if not entry.startswith(".")]
     matches = sorted(fnmatch.filter(listed, name))
@@ -87,7 +87,7 @@ def _matches(url: str, top: Path) -> list[tuple[str, str]]:
     others = {os.path.basename(path) for path in glob.glob(str(_local(top, url)))} - {*matches}
     if others:
         raise UsageError(
-            f"{_local(top, base)} holds files that are not in {base}, such as {min(others)};",
+            f"{_local(top, base)} contains files that are not in {base}, such as {min(others)};",
             remedy="remove them",
         )
     return [(base, match) for match in matches]

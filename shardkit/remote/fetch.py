@@ -124,7 +124,7 @@ def copy(url: str, name: str, path: Path) -> int:
                         return size
     except Missing:
         raise UsageError(
-            f"{url} contains no {name};", remedy="name files, not a folder: x-{000..999}.tar"
+            f"{url} contains no {name};", remedy="pass files, not a folder, as in x-{000..999}.tar"
         ) from None
     except OSError as error:
         raise ShardkitError(
@@ -132,7 +132,8 @@ def copy(url: str, name: str, path: Path) -> int:
             remedy="Free some space or choose another folder.",
         ) from error
     raise ShardkitError(
-        f"{url}/{name} changes while it is read;", remedy="retry when it is complete"
+        f"{url}/{name} is changing while it is being read;",
+        remedy="retry when its upload is complete",
     )
 
 

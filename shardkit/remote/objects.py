@@ -78,7 +78,7 @@ def _read(store: Store, name: str) -> bytes:
         if content is not None and sha256(content).hexdigest() == digest:
             return content
     raise CorruptDataset(
-        f"{store.url}/{name} differs from the SHA-256 that was stored with it;",
+        f"{store.url}/{name} does not match the SHA-256 that was stored with it;",
         remedy="plan again with --force",
     )
 

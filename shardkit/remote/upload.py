@@ -36,8 +36,8 @@ class UploadTarget(Target):
     def __init__(self, url: str, staging: str | os.PathLike[str] | None) -> None:
         if staging is None:
             raise UsageError(
-                f"{url} is written from a local copy of the dataset;",
-                remedy=f"name a folder for it with {setting('staging')}",
+                f"{url} is uploaded from a local copy of the dataset;",
+                remedy=f"choose a folder for it with {setting('staging')}",
                 where=url,
             )
         self.url = url
@@ -112,7 +112,7 @@ def writable(url: str | os.PathLike[str]) -> str:
     """Return a URL to write to; UsageError if it is not one."""
     target = as_url(url)
     if target is None:
-        raise UsageError(f"{url} is not a URL", remedy=f"give {_WRITABLE}", where=url)
+        raise UsageError(f"{url} is not a URL", remedy=f"use {_WRITABLE}", where=url)
     if not target.startswith(WRITABLE):
         raise UsageError(
             f"{target} can only be read;", remedy=f"write to {_WRITABLE}", where=target
@@ -125,7 +125,7 @@ def occupied(target: str) -> UsageError:
     return UsageError(
         f"another upload to {target} is running or was interrupted, or jobs are building a "
         "dataset there",
-        remedy=f"Wait for it or repeat it; to give it up, delete {target}/{CLAIM}",
+        remedy=f"Wait for it or rerun it; to abandon it, delete {target}/{CLAIM}",
     )
 
 

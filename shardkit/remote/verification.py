@@ -34,7 +34,7 @@ class RemoteChecks(Checks):
     def __init__(self, url: str, root: Path | None = None) -> None:
         if root is not None:
             raise UsageError(
-                f"{url} is not an attached dataset;", remedy=f"leave {setting('root')} out"
+                f"{url} is not an attached dataset;", remedy=f"leave out {setting('root')}"
             )
         self.location = url
         self.root = None
@@ -49,13 +49,15 @@ class RemoteChecks(Checks):
         if MANIFEST_NAME not in sizes:
             raise UsageError(f"{url} is not a shardkit dataset: it contains no {MANIFEST_NAME}")
         if len(sizes) > _MOST:
-            raise ShardkitError(f"{url} holds {len(sizes):,} files, more than a dataset can have")
+            raise ShardkitError(
+                f"{url} contains {len(sizes):,} files, more than a dataset can have"
+            )
         with TemporaryFolder() as mirror:
             for name, size in sizes.items():
                 _put(mirror, name, size)
             for prefix, manifest in _manifests(mirror, url, sizes):
                 manifest.require_own_shards(  # they are files of this machine
-                    f"{url} is an attached dataset; verify it where it was made"
+                    f"{url} is an attached dataset; verify it where it was created"
                 )
                 for entry in manifest.index_files:
                     path = mirror / as_name(prefix + entry.name)

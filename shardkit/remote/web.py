@@ -54,7 +54,7 @@ class WebServer(ObjectStore):
                 f"{what}: access is denied ({reason});", remedy="check that it is public"
             )
         if "MissingContentLength" in str(error):
-            return UsageError(f"{what}: the server does not state its size")
+            return UsageError(f"{what}: the server does not report its size")
         if "error sending request" in reason:
             reason += ": the server does not answer; check the network"
         return ShardkitError(f"{what} cannot be used: {reason}")

@@ -168,7 +168,7 @@ def _datasets(directories: Sequence[str | Path]) -> dict[str, OpenedDataset]:
         for split, dataset in OpenedDirectory(folder).splits.items():
             if (real := dataset.path.resolve()) in folders_seen:
                 raise UsageError(
-                    f"{folder / split} is given twice;", remedy="name each dataset once"
+                    f"{folder / split} is listed twice;", remedy="list each dataset only once"
                 )
             folders_seen.add(real)
             title = name if not split else split if len(folders) == 1 else f"{name}/{split}"

@@ -100,9 +100,9 @@ def _read(images: Collection, name: str, bad: Findings) -> _Vectors:
     sizes = [_values_of(member, name) for member in images.members]
     if len(set(sizes)) > 1:
         raise UsageError(
-            f"the field {name!r} has {sizes[0]} values in one dataset and "
+            f"the {name!r} field has {sizes[0]} values in one dataset and "
             f"{next(size for size in sizes if size != sizes[0])} in another;",
-            remedy="compare embeddings of one model",
+            remedy="compare embeddings from the same model",
         )
     usable: list[int] = []
     most = sum(int(member.shards.present(name).sum()) for member in images.members)
@@ -144,11 +144,11 @@ def _values_of(member: Member, name: str) -> int:
         why = f"there is no field {name!r}"
         verb = "add"
         if name in schema:
-            why = f"the field {name!r} is of the kind {schema[name]}"
+            why = f"the {name!r} field has kind {schema[name]}"
             verb = "replace"
         others = f"; {member.name} has {name_list(usable)}" if usable else ""
         raise UsageError(
-            f"{member.name}: {why}; embeddings must be arrays of floats, all of one shape{others}. "
+            f"{member.name}: {why}; embeddings must be float arrays with the same shape{others}. "
             f"`shardkit fields {verb}` makes these from .npy files, or a column of lists in a "
             f"table: --field {name}=COLUMN:array."
         )
@@ -223,7 +223,7 @@ def _find_label_errors(
         row = int(vectors.rows[position])
         name = images.classes[int(others[best])]
         note = f"{votes[best]} of its {_NEIGHBORS} neighbors are {name}"
-        note += f"; images of its own class are {farther[number]:.1f} times as far away as these"
+        note += f"; images of its own class are {farther[number]:.1f} times as far away"
         finding.groups.append(Group([row], note=note))
         finding.exclude.append(row)
     finding.exclude.sort()

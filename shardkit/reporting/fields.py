@@ -92,7 +92,7 @@ def _masks(shards: ShardSet, name: str, rows: npt.NDArray[np.int64]) -> dict[str
     shown = [f"{value}: {100 * member / done:.1f}%" for value, member in most[:8]]
     more = f" and {len(most) - 8:,} more" if len(most) > 8 else ""
     summary = ", ".join(shown) + more if done else "no masks"
-    return {"rows": done, "what": "values of the pixels", "summary": summary}
+    return {"rows": done, "what": "pixel values", "summary": summary}
 
 
 def read_mask(shards: ShardSet, name: str, row: int) -> npt.NDArray[Any] | None:

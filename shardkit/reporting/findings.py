@@ -23,11 +23,11 @@ from shardkit.reporting.image_facts import BROKEN
 from shardkit.reporting.similar import BLANK, DISTANCE, NOTES, SimilarPairs, similar_pairs
 
 KINDS = {
-    "leak": "The same or a similar picture is in several splits or datasets",
-    "label-conflict": "The same picture has different labels",
-    "exact-duplicate": "The same picture is stored several times",
-    "near-duplicate-classes": "Similar pictures are in different classes",
-    "near-duplicate": "Similar pictures are in one class",
+    "leak": "The same or a similar image is in several splits or datasets",
+    "label-conflict": "The same image has different labels",
+    "exact-duplicate": "The same image is stored several times",
+    "near-duplicate-classes": "Similar images are in different classes",
+    "near-duplicate": "Similar images are in the same class",
     "broken": "The image cannot be decoded",
     "blank": "All pixels have nearly one color",
     "dark": "Even the bright parts are dark",

@@ -191,7 +191,7 @@ class _Album:
             shown = data_uri(picture(image.member.shards, image.row, _SIDE))
             self._made[row] = f'<img src="{shown}" alt="{_safe(image.path)}">'
         self._bytes += len(self._made[row])
-        frame = self._made[row] if self._bytes <= _EMBEDDED else "picture left out"
+        frame = self._made[row] if self._bytes <= _EMBEDDED else "image not shown"
         lines = [_safe(image.path)] if image.path != image.key else []
         label = self._images.label(row)
         where = image.member.name if self._several else ""
@@ -428,7 +428,7 @@ def _downloads(report: DatasetReport, finding: Findings) -> str:
     links = []
     lists = report.exclude_lists(finding)
     if sum(map(len, lists.values())) > _LISTED:
-        return "<p>The option --exclude DIR writes the keys to leave out: they are many.</p>"
+        return "<p>Too many keys to list here: --exclude DIR writes them to files.</p>"
     splits = {member.name: member.shards.dataset.split for member in report.images.members}
     for member, text in lists.items():
         content = base64.b64encode(text.encode()).decode("ascii")

@@ -29,14 +29,14 @@ def find_row(shards: ShardSet, text: str) -> int:
         try:
             return int(shards.resolve_rows([int(text)])[0])
         except (IndexError, OverflowError) as error:
-            raise UsageError(f"{error}; `{KEY_MARK}{text}` names a key") from None
+            raise UsageError(f"{error}; to select a key, write `{KEY_MARK}{text}`") from None
     key = text.removeprefix(KEY_MARK)
     for names in (shards.keys, shards.paths):
         if (row := names.find(key)) is not None:
             return row
     raise UsageError(
         f"{shards.directory} has no record {quoted(key)};",
-        remedy=f"name a row from 0 to {len(shards) - 1}, or a key as `shardkit report` and "
+        remedy=f"pass a row from 0 to {len(shards) - 1}, or a key as `shardkit report` and "
         "`shardkit verify` print it",
     )
 
@@ -68,8 +68,8 @@ def rows_of_class(shards: ShardSet, name: str, most: int, seed: int) -> npt.NDAr
     if not count:
         return rows
     raise CorruptDataset(
-        f"{shards.directory}: the class {quoted(name)} has {seen:,} rows in the index, and "
-        f"{count:,} in the manifest;",
+        f"{shards.directory}: class {quoted(name)} has {seen:,} rows in the index but {count:,} "
+        "in the manifest;",
         remedy="to rebuild the index from the shards, run `shardkit index`",
     )
 

@@ -73,7 +73,7 @@ class DatasetReport:
         types = {schema[IMAGE].image_type for schema in schemas}
         kinds = sorted(str(kind) for kind in types if not kind.is_rgb)
         if kinds:
-            return f"mean and std are of the pixels shown; the images are of {'; '.join(kinds)}"
+            return f"mean and std apply to the pixels shown; the images are {'; '.join(kinds)}"
         mean, std = (
             ", ".join(f"{value:.4f}" for value in levels) for levels in (self.mean, self.std)
         )
@@ -98,7 +98,7 @@ class DatasetReport:
         for kind in kinds:
             if kind not in KINDS:
                 raise UsageError(
-                    f"the finding {kind!r} is unknown;", remedy=f"choose from {', '.join(KINDS)}"
+                    f"finding {kind!r} is unknown;", remedy=f"choose from {', '.join(KINDS)}"
                 )
         if self.embedding is None:
             require_examined(kinds)
@@ -252,8 +252,8 @@ def require_examined(kinds: Sequence[str]) -> None:
     for kind in kinds:
         if kind in BY_EMBEDDING:
             raise UsageError(
-                f"{kind} is found by embeddings;",
-                remedy=f"name the field that has them with {setting('embedding')}",
+                f"{kind} needs embeddings;",
+                remedy=f"choose the field that contains them with {setting('embedding')}",
             )
 
 
@@ -287,7 +287,7 @@ def report(
         CorruptDataset: If one is damaged.
     """
     if not directories:
-        raise UsageError("name at least one dataset to report on")
+        raise UsageError("pass at least one dataset to report on")
     if not 0 <= distance <= 16:
         raise UsageError(f"distance={distance} is not between 0 and 16 bits")
     images = Collection(directories, workers=workers, on_progress=on_progress)

@@ -55,7 +55,7 @@ class BlockShuffle:
         for name, value in (("rows", self.rows), ("buffer", self.buffer)):
             if not isinstance(value, int) or value < 1:
                 raise UsageError(
-                    f"BlockShuffle({setting(name, value)}) is not a positive number of rows"
+                    f"BlockShuffle({setting(name, value)}) must be a positive number of rows"
                 )
         if self.buffer < self.rows:
             raise UsageError(f"a block of {self.rows} rows exceeds the buffer of {self.buffer}")
@@ -84,7 +84,7 @@ class Order:
         object.__setattr__(self, "seed", check_integer("seed", self.seed, -(2**63)))
         if not isinstance(self.shuffle, (bool, BlockShuffle)):
             raise UsageError(
-                f"{setting('shuffle', self.shuffle)} is neither True, False nor BlockShuffle(...)"
+                f"{setting('shuffle', self.shuffle)} must be True, False or BlockShuffle(...)"
             )
 
     recurs: ClassVar[bool] = False

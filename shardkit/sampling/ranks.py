@@ -47,9 +47,13 @@ class Rank:
                 remedy=f"choose from {', '.join(REMAINDERS)}",
             )
         if self.remainder == "exact" and self.drop_last:
-            raise UsageError("remainder='exact' reads every sample: drop_last=True contradicts it")
+            raise UsageError(
+                "remainder='exact' reads every sample, which drop_last=True contradicts"
+            )
         if (self.rank is None) != (self.world_size is None):
-            raise UsageError("rank and world_size belong together", remedy="give both or neither")
+            raise UsageError(
+                "rank and world_size must be set together", remedy="pass both or neither"
+            )
         if self.rank is None or self.world_size is None:
             return
         for name, value in (("rank", self.rank), ("world_size", self.world_size)):

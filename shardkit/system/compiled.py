@@ -544,7 +544,7 @@ def record_checksums(records: Sequence[object]) -> list[int] | None:
 
 
 Headers = Mapping[str, tuple[bytes, int]]
-"""What precedes the values of fields when they are stored, and the bytes that these must have."""
+"""Bytes before the stored values of fields, and the sizes that these values must have."""
 
 
 def tar_members(records: Sequence[object], small: int, headers: Headers) -> list[bytes] | None:

@@ -85,7 +85,8 @@ def find_batch_size(
     check_integer("most", most, 1)
     if memory is None and not torch.cuda.is_available():
         raise UsageError(
-            "there is no CUDA device", remedy="set the main memory to use, such as 4 GiB"
+            "no CUDA device is available",
+            remedy="set the amount of main memory to use, such as 4 GiB",
         )
     if memory is not None:
         memory = check_integer("memory", parse_bytes(memory, "memory"), 1)
@@ -153,7 +154,7 @@ class _Trials:
         except (EOFError, OSError):
             self._process.join()
             answer = None
-            message = f"its process ended with code {self._process.exitcode}"
+            message = f"its process ended with exit code {self._process.exitcode}"
         if isinstance(answer, UsageError):
             raise answer
         if answer is not None and answer[0] <= answer[1]:

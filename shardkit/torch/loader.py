@@ -265,7 +265,7 @@ class Loader(Generic[Batch_co]):
                     raise LoaderFailed(
                         "this iteration ended because another one of the same loader started, "
                         "or the loader was closed",
-                        remedy="use a loader for each",
+                        remedy="use a separate loader for each",
                     )
         finally:
             batches.close()
@@ -312,7 +312,7 @@ def _engine_class(name: str) -> type[Engine]:
 
 def _warn_of_threads(engine: str, problem: str, *, stacklevel: int) -> None:
     """Warn that threads are used instead; in a helper they differ only in speed."""
-    told = f"using threads, since {problem}"
+    told = f"using threads, because {problem}"
     if engine == "process":
         told += (
             "; in threads a transform without shardkit.with_rng does not draw repeatable random "

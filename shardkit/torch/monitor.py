@@ -111,7 +111,7 @@ class ThroughputMonitor:
                 f"not {loader!r}"
             )
         if bar is not None and not hasattr(bar, "set_postfix"):
-            raise UsageError(f"bar={bar!r} has no set_postfix, as bars of tqdm have")
+            raise UsageError(f"bar={bar!r} has no set_postfix method, unlike tqdm bars")
         self.loader = loader
         self.bar = bar
         self._tallies: list[_Tally] = []
@@ -196,7 +196,7 @@ class ThroughputMonitor:
             )
         start = f"the first batch of an epoch took {_time(report.first / count_of)}"
         if _starts_long(report) and count_of > 1:
-            start += f", {report.first / report.seconds:.0%} of all the time: {self._on_starts()}"
+            start += f", {report.first / report.seconds:.0%} of the total time: {self._on_starts()}"
         return "\n".join([*lines, start])
 
     def _on_starts(self) -> str:

@@ -39,10 +39,11 @@ class Normalize:
         numbers = all(values.ndim == 1 and values.dtype.kind in "iuf" for values in channels)
         if not numbers or len(self.mean) != len(self.std) or not (channels[1] > 0).all():
             raise UsageError(
-                f"mean={self.mean} and std={self.std} need one value for each channel, std above 0"
+                f"mean={self.mean} and std={self.std} must have one value for each channel, and "
+                "std must be above 0"
             )
         if not self.dtype.is_floating_point:
-            raise UsageError(f"dtype={self.dtype} is not a floating point type")
+            raise UsageError(f"dtype must be a floating-point type, not {self.dtype}")
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Return images of shape (N, C, H, W) as `dtype`, in the same memory format.
@@ -53,8 +54,8 @@ class Normalize:
         channels = images.shape[-3]
         if channels != len(self.mean) != 1:
             raise UsageError(
-                f"Normalize has {len(self.mean)} values for images of {channels} channels",
-                remedy="give mean and std one value for each channel",
+                f"Normalize has {len(self.mean)} values for images with {channels} channels",
+                remedy="pass one value of mean and std for each channel",
             )
         most = 1 if images.dtype.is_floating_point else torch.iinfo(images.dtype).max
         scale, shift = _constants(tuple(self.mean), tuple(self.std), most, images.device)
@@ -81,7 +82,7 @@ def _require_device(device: torch.device | str) -> torch.device:
         raise UsageError(f"{quoted(device)} is not a device, such as 'cuda' or 'cpu'") from None
     if named.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(
-            f"{str(named)!r} needs a CUDA device, and there is none", remedy="use 'cpu'"
+            f"{str(named)!r} needs a CUDA device, but none is available", remedy="use 'cpu'"
         )
     return named
 

@@ -77,9 +77,8 @@ class EpochBatchSampler(Sampler[list[int]]):
         rank = self._schedule.rank
         if divides and rank.world_size > 1:
             raise UsageError(
-                f"this sampler yields the batches of rank {rank.rank} of "
-                f"{rank.world_size}, and {type(divider).__name__} divides them again among "
-                f"{processes} processes",
+                f"this sampler yields the batches of rank {rank.rank} of {rank.world_size}, but "
+                f"{type(divider).__name__} divides them again among {processes} processes",
                 remedy="do not pass its DataLoader to Accelerator.prepare, or create the sampler "
                 "with rank=Rank(rank=0, world_size=1)",
             )

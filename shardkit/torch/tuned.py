@@ -59,8 +59,8 @@ class Tuned(Preset):
         """Warn if the settings may not suit machine or dataset; see `Preset`."""
         if self.processors != usable_cpus():
             warnings.warn(
-                f"{self.path} was measured with {self.processors} processors, and this process may "
-                f"use {usable_cpus()}: `shardkit tune` again finds what is best here",
+                f"{self.path} was measured with {self.processors} CPUs, but this process may use "
+                f"{usable_cpus()}: rerun `shardkit tune` to find the best settings here",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -81,7 +81,7 @@ class Tuned(Preset):
             if getattr(given, name) not in (getattr(default, name), value):
                 raise UsageError(
                     f"{name} is {getattr(given, name)!r} as an argument and {value!r} in tuned=",
-                    remedy="leave one of them out",
+                    remedy="leave out one of them",
                 )
         return dataclasses.replace(given, **settings)
 
@@ -155,17 +155,17 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
 def _parsed(value: Any, path: str) -> Tuned:
     version = value.get("shardkit_tuned") if isinstance(value, dict) else None
     if type(version) is not int or version != VERSION:
-        raise ValueError(f'it does not say "shardkit_tuned": {VERSION}')
+        raise ValueError(f'it does not contain "shardkit_tuned": {VERSION}')
     settings = value["settings"]
     if not isinstance(settings, dict) or set(settings) - set(TUNED_FIELDS):
-        raise ValueError(f"settings are other than {', '.join(TUNED_FIELDS)}")
+        raise ValueError(f"settings must be {', '.join(TUNED_FIELDS)}")
     LoaderOptions(**settings)  # raises for invalid values
     counts = {"ranks": 1, **value}
     for name in ("batch_size", "processors", "ranks"):
         if type(counts[name]) is not int or counts[name] < 1:
             raise ValueError(f"{name} is {quoted(counts[name])}")
     if not isinstance(value["measured"], dict):
-        raise TypeError("measured is no object")
+        raise TypeError('"measured" is not an object')
     return Tuned(
         batch_size=value["batch_size"],
         settings=settings,

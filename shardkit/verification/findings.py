@@ -1,4 +1,4 @@
-"""What `shardkit verify` checks and finds: shards to check, and pieces of damage."""
+"""Checks and findings of `shardkit verify`: shards to check, and damage found."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def bench(options: BenchOptions, paths: Sequence[str | PathLike[str]]) -> BenchR
     names = [fspath(path) for path in paths]
     if not names:
         raise UsageError(
-            "there is nothing to measure", remedy="give a dataset, or a folder of images"
+            "there is nothing to measure", remedy="pass a dataset or a folder of images"
         )
     subjects = options.subjects(names, options.limit)
     if options.steps:
@@ -130,9 +130,9 @@ def bench(options: BenchOptions, paths: Sequence[str | PathLike[str]]) -> BenchR
 def _compare_steps(options: BenchOptions, subjects: Sequence[Subject]) -> BenchReport:
     if len(subjects) > 1 or options.loaders or "warm" not in options.caches:
         raise UsageError(
-            f"{setting('steps', True)} measures one dataset or folder from memory, with loaders "
-            "of its own",
-            remedy=f"give one path, no loaders, and {setting('caches', 'warm')}",
+            f"{setting('steps', True)} measures one dataset or folder from memory, with its own "
+            "loaders",
+            remedy=f"pass one path, no loaders, and {setting('caches', 'warm')}",
         )
     candidates = step_candidates(
         subjects[0], options.step, batch_size=options.batch_size, seconds=options.seconds

@@ -266,8 +266,8 @@ def _step_words(settings: dict[str, Any]) -> str:
     if settings["model"]:
         return f"training {printable(settings['model'])} with each batch"
     if settings["step_ms"]:
-        return f"a wait of {settings['step_ms']:g} ms for each batch"
-    return "none: batches are read and let go"
+        return f"a {settings['step_ms']:g} ms wait for each batch"
+    return "none: batches are read and discarded"
 
 
 def line_of(result: Result, baseline: Result, loader: str = "") -> Line:

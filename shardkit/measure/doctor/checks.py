@@ -32,7 +32,7 @@ _FEW_FILES = 1024
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SLOW_STORAGE = {
     "on a network": "nfs nfs4 cifs smb3 smbfs 9p ceph lustre beegfs gpfs afs",
-    "served by a program": "fuse fuseblk",
+    "in a user-space (FUSE) file system": "fuse fuseblk",
     "in a container's layers": "overlay overlayfs aufs",
 }
 
@@ -150,7 +150,7 @@ def _open_files(plan: Plan) -> Checked:
 
 def _memory(plan: Plan) -> Checked:
     evidence = f"{size(machine.memory_limit())}; data {size(plan.bytes)}"
-    large = "the data do not fit in memory: every epoch reads the disk"
+    large = "the data does not fit in memory, so every epoch reads from disk"
     smaller = "store smaller images, or read with BlockShuffle"
     return evidence, [(not fits_in_memory(plan.bytes), "note", large, smaller)]
 
@@ -159,9 +159,9 @@ def _file_system(plan: Plan) -> Checked:
     kind, mount = machine.filesystem(plan.files[0]) if plan.files else ("", "")
     family = kind.partition(".")[0]
     where = next((name for name, kinds in _SLOW_STORAGE.items() if family in kinds.split()), "")
-    remedy = "copy them to a local disk or a volume if reading is slow"
+    remedy = "copy it to a local disk or a volume if reading is slow"
     evidence = f"{kind} at {mount}" if kind else ""
-    return evidence, [(bool(where), "note", f"the data are {where} ({kind})", remedy)]
+    return evidence, [(bool(where), "note", f"the data is {where} ({kind})", remedy)]
 
 
 def _libraries(_: Plan) -> Checked:
@@ -189,7 +189,7 @@ def _threads(plan: Plan) -> Checked:
     many = opencv > 1 and not plan.processes and opencv * plan.workers > 2 * cpus
     what = f"{plan.workers} workers with {opencv} OpenCV threads each on {cpus:g} CPUs"
     most = max((int(value) for value in set_to.values() if value.isdecimal()), default=1)
-    too_many = f"libraries are set to {most} threads on {cpus:g} CPUs"
+    too_many = f"libraries are set to use {most} threads on {cpus:g} CPUs"
     return evidence, [
         (many, "warning", what, "call cv2.setNumThreads(0) in the transform's module"),
         (most > cpus, "warning", too_many, "unset the variable, or set OMP_NUM_THREADS=1"),

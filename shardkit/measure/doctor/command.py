@@ -45,11 +45,12 @@ class Convertible:
         hints = [f"then: make_loader(open_dataset({target!r}, {how}), ...)"]
         if self.has_own_files:
             hints.append(
-                f"labels are the folders in {self.path}, with all its images: see docs/sources.md"
+                f"labels are the folders in {self.path}, which contain all its images: see "
+                "docs/sources.md"
             )
         if self.encoded_again:
             hints.append(
-                f"the images of {self.path} were changed before: converting its source again with "
+                f"the images of {self.path} were already changed: converting its source again with "
                 "all options loses less"
             )
         return hints

@@ -124,9 +124,8 @@ class Pipeline:
             loader = make_loader(self.dataset, loading.batch_size, num_workers=loading.workers)
         if not isinstance(loader, Loader | DataLoader):
             raise UsageError(
-                f"{setting('loader', session.subject.loader)} returns a "
-                f"{type(loader).__name__}: return a torch.utils.data.DataLoader or the result "
-                "of shardkit.make_loader"
+                f"{setting('loader', session.subject.loader)} returns {type(loader).__name__}, not "
+                "a torch.utils.data.DataLoader or the result of shardkit.make_loader"
             )
         self.stock = loader if isinstance(loader, DataLoader) else None
         self.options = LoaderOptions() if isinstance(loader, DataLoader) else loader.options

@@ -44,7 +44,7 @@ def workers(profile: Profile) -> Iterator[Remedy]:
             name=f"{wanted} workers instead of {now}",
             options={"num_workers": wanted},
             code=f"num_workers={wanted}",
-            price="they mostly wait, so more than the CPUs are fine" if waits else "",
+            price="they mostly wait, so there can be more workers than CPUs" if waits else "",
         )
 
 
@@ -58,7 +58,7 @@ def engine(profile: Profile) -> Iterator[Remedy]:
             name=f"{plural(ENGINE_KINDS[new].worker)} instead of {plural(kind.worker)}",
             options={"engine": new},
             code=f'make_loader(..., engine="{new}")',
-            price="to repeat random numbers, mark it with_rng" if marked else "",
+            price="to get repeatable random numbers, mark it with_rng" if marked else "",
         )
 
 
@@ -80,7 +80,7 @@ def default_collate(profile: Profile) -> Iterator[Remedy]:
             name="the default collate function",
             default_collate=True,
             code="collate_fn=shardkit.collate",
-            price="if its batches suit the model",
+            price="if the model accepts its batches",
         )
 
 
@@ -93,7 +93,7 @@ def resident(profile: Profile) -> Iterator[Remedy]:
             options={"resident": "cpu", "engine": "thread", "num_workers": None},
             code='make_loader(..., resident="cpu")',
             price=f"{size(profile.resident_bytes)} of memory for each rank, and about "
-            f"{max(1, round(seconds))} s to decode all at the start",
+            f"{max(1, round(seconds))} s to decode all images at the start",
         )
 
 
@@ -110,7 +110,7 @@ def same_images(profile: Profile) -> Iterator[Remedy]:
             recipe=Recipe(),
             decode="" if setup.transform else f"RandomResizedCrop({profile.crop})",
             default_collate=True,
-            price=f"{disk} of disk; skips everything else that {own}",
+            price=f"{disk} of disk space; skips everything else that {own}",
         )
 
 
@@ -121,11 +121,11 @@ def conversions(profile: Profile) -> Iterator[Remedy]:
     if not profile.setup.converted:
         name = "shards instead of files" + " with make_loader" * profile.setup.stock
         space = size(profile.images * profile.stored_bytes)
-        yield Remedy(name=name, recipe=Recipe(), price=f"{space} of disk")
+        yield Remedy(name=name, recipe=Recipe(), price=f"{space} of disk space")
     target = profile.crop and round(_MARGIN * profile.crop)
     side = target if 0 < target < _SMALLER * profile.side else 0
     if side:
-        price = "fixed crops show more" if profile.setup.transform else ""
+        price = "fixed crops then show more of the image" if profile.setup.transform else ""
         recipe = Recipe(resize=side)
         yield Remedy(name=f"smaller images with shorter side {side}", recipe=recipe, price=price)
     if profile.kind in _LOSSLESS:

@@ -42,7 +42,7 @@ def is_dataset(path: str) -> bool:
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise UsageError(
-            f"{path} {what}", remedy="give a shardkit dataset or a folder of images", where=path
+            f"{path} {what}", remedy="pass a shardkit dataset or a folder of images", where=path
         )
     return (folder / MANIFEST_NAME).exists() and bool(OpenedDirectory(folder).splits)
 
@@ -59,8 +59,8 @@ def choose_decode(paths: Sequence[str], decode: str | None, transform: str | Non
         return "torch" if all(raw) else DEFAULT_OPERATION
     if parse_decode(decode) == "pil" and transform is None:
         raise UsageError(
-            "decode pil requires a transform that returns tensors: Pillow images make no batch; "
-            f"or use decode torch, or an operation such as {DEFAULT_OPERATION}"
+            "decode pil requires a transform that returns tensors, because Pillow images cannot be "
+            f"batched; otherwise use decode torch, or an operation such as {DEFAULT_OPERATION}"
         )
     return decode
 
@@ -97,13 +97,13 @@ def load_object(text: str, option: str, ready: Callable[[Any], bool]) -> Any:
         raise
     except Exception as error:
         raise UsageError(
-            f"--{option} {text!r} cannot be imported, or called without arguments "
+            f"--{option} {text!r} cannot be imported or called without arguments "
             f"({type(error).__name__}: {error})",
-            remedy="give module:name of a module that is installed or in this folder, such as "
+            remedy="pass module:name, with a module that is installed or in this folder, such as "
             f"augment:{option}",
         ) from error
     if not ready(value):
-        raise UsageError(f"--{option} {text!r} gives a {type(value).__name__}, not a {option}")
+        raise UsageError(f"--{option} {text!r} returns {type(value).__name__}, not a {option}")
     return value
 
 

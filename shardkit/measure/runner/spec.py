@@ -101,7 +101,7 @@ class StepSpec:
             raise UsageError(f"a step of {self.milliseconds} ms is out of range")
         if (self.milliseconds > 0) + (self.model is not None) + self.arrive > 1:
             raise UsageError(
-                "a step has either a time in ms or a model;", remedy="give one of them"
+                "a step has either a time in ms or a model, not both;", remedy="pass one of them"
             )
 
 
@@ -140,7 +140,9 @@ def parse_loader(text: str, batch_size: int) -> LoaderSpec:
     for part in filter(None, map(str.strip, rest.split(","))):
         name, equals, value = map(str.strip, part.partition("="))
         if not equals:
-            raise UsageError(f"{part!r} in loader {text!r} is not option=value, as num_workers=4")
+            raise UsageError(
+                f"{part!r} in loader {text!r} must be option=value, such as num_workers=4"
+            )
         if name not in names:
             raise UsageError(f"loader {engine} has no option {name!r}; it has {', '.join(names)}")
         if name in options:

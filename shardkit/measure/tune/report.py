@@ -134,13 +134,13 @@ class TuneReport(SearchResult):
         if speedup is None:
             return f"the defaults ({name_of(self.default)}) cannot be measured here"
         if self.headroom is not None and self.headroom >= ENOUGH:
-            return f"the cheapest of the measured settings with {ENOUGH}x the speed of the step"
+            return f"the cheapest measured setting that loads at {ENOUGH}x the speed of the step"
         if self.chosen.setting == self.default:
             others = len(self.ranking) - 1
             none = (
                 "the other setting is not" if others == 1 else f"none of {others} other settings is"
             )
-            return f"{none} clearly faster, by {GAIN - 1:.0%} or more"
+            return f"{none} clearly faster (by {GAIN - 1:.0%} or more)"
         doubt = "" if speedup.clear else "; not certain: other rounds may differ"
         return f"{speedup.describe()} the speed of the defaults{doubt}"
 
@@ -184,10 +184,11 @@ class TuneReport(SearchResult):
         )
         notes = {
             excluded: self.opened.processes,
-            "the files were not read before: rates may be those of the disk": not self.cached,
-            f"{self.load}: on an idle machine another setting may be best": self.load.disturbs,
-            f"the run took longer than the budget of {self.budget:g} s: opening the data and the "
-            "first two measurements are never cut short": self.seconds > _OVERRUN * self.budget,
+            "the files were not cached: rates may be those of the disk": not self.cached,
+            f"{self.load}: on an idle machine, another setting may be best": self.load.disturbs,
+            f"the run took longer than its {self.budget:g} "
+            "s budget: opening the data and the first two "
+            "measurements are never cut short": self.seconds > _OVERRUN * self.budget,
             "the budget ended before the search: a longer --budget may find more": self.out_of_time,
             f"the training loop needs {LEAST_ROUNDS} rounds to change the choice: pass a longer "
             "--budget": 0 < self._loop_rounds < LEAST_ROUNDS,

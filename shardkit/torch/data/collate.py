@@ -160,7 +160,7 @@ class BatchView(Sequence[Sample]):
         for position, value in enumerate(values):
             if value is None:
                 raise UsageError(
-                    f"{self._name(position)} lacks {name!r}, so this batch has no tensor of it",
+                    f"{self._name(position)} lacks {name!r}, so this batch has no tensor for it",
                     remedy=f"Leave such rows out: dataset.select(dataset.has({name!r}))",
                 )
 

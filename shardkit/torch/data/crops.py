@@ -156,7 +156,7 @@ class RandomResizedCrop(ImageOp):
         for name in ("scale", "ratio"):
             value = getattr(self, name)
             if not _is_range(value):
-                raise UsageError(f"{setting(name, value)} is not a range of numbers above 0")
+                raise UsageError(f"{setting(name, value)} must be a range of numbers above 0")
         check_probability("flip", self.flip)
 
     @property
@@ -227,7 +227,7 @@ class RandomCrop(ImageOp):
         super().__post_init__()
         _check_size(self.size, "RandomCrop")
         if type(self.padding) is not int or not 0 <= self.padding <= MOST_SIDE:
-            raise UsageError(f"padding={self.padding!r} is not a number of pixels, 0 or more")
+            raise UsageError(f"padding must be at least 0 pixels, not {self.padding!r}")
         check_probability("flip", self.flip)
 
     @property
@@ -288,7 +288,7 @@ def _check_size(size: object, where: str, *, pair: bool = True) -> None:
 def check_probability(name: str, value: object) -> None:
     """Raise `UsageError` unless ``value`` is a probability."""
     if not is_number(value) or not 0 <= value <= 1:
-        raise UsageError(f"{setting(name, value)} is not a probability, from 0 to 1")
+        raise UsageError(f"{setting(name, value)} must be a probability from 0 to 1")
 
 
 def _resized(size: int | tuple[int, int], width: int, height: int) -> tuple[int, int]:

@@ -71,7 +71,7 @@ class ShardDataset(Dataset[Sample]):
             raise UsageError(
                 f"{path} has the format {self.manifest.format!r}; "
                 f"{type(self).__name__} reads {self.format!r}",
-                remedy="Use shardkit.open_dataset, which opens any format",
+                remedy="Use shardkit.open_dataset, which opens every format",
             )
 
     def _set_up(self, options: ReaderOptions, shards: ShardSet) -> None:

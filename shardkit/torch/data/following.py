@@ -71,13 +71,13 @@ def move_array(array: Array, frame: Frame, filter_: str = "bilinear") -> Array:
     """
     if array.ndim != 3 or array.dtype.kind not in "biuf":
         raise ValueError(
-            f"an array of {array.dtype} of shape {array.shape}, and only numbers of shape "
-            "(channels, height, width) follow an image"
+            f"an array with dtype {array.dtype} and shape {array.shape}, but only numbers with "
+            "shape (channels, height, width) can follow an image"
         )
     if array.shape[2] > frame.image[0] or array.shape[1] > frame.image[1]:
         raise ValueError(
-            f"an array of shape {array.shape} is larger than its image of {frame.image[0]} x "
-            f"{frame.image[1]} pixels"
+            f"an array with shape {array.shape}, which is larger than its image, {frame.image[0]} "
+            f"x {frame.image[1]} pixels"
         )
     height, width = moved_shape(array, frame)
     columns = _covered(frame, 0, array.shape[2], width)

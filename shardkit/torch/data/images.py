@@ -84,13 +84,13 @@ class ImageReader:
             self.pixels.dtype, ()
         ):
             raise UsageError(
-                f"{setting('decode', 'pil')}: Pillow has no images of {self.pixels}, as in "
-                f"{self.name!r}",
+                f"{setting('decode', 'pil')}: Pillow does not support {self.pixels}, the image "
+                f"type of {self.name!r}",
                 remedy=f"use {setting('decode', 'torch')} or {setting('decode', 'numpy')}",
             )
         if isinstance(self.decode, ImageOp) and type(self.decode).render is not ImageOp.render:
             raise UsageError(
-                f"{self.decode} renders RGB itself, and {self.name!r} is {self.pixels}",
+                f"{self.decode} returns only RGB, but {self.name!r} is {self.pixels}",
                 remedy=f"use {setting('decode', 'torch')} with a transform",
             )
 
@@ -398,8 +398,8 @@ def require_one_size(rows: BatchRows, leading: str, name: str) -> None:
         expected = _size(lead, number)
         if size != expected:
             raise UsageError(
-                f"{rows.describe(number)}: {name!r} has {size[0]} x {size[1]} pixels, and "
-                f"{leading!r} {expected[0]} x {expected[1]}, so no crop fits both",
+                f"{rows.describe(number)}: {name!r} has {size[0]} x {size[1]} pixels but "
+                f"{leading!r} has {expected[0]} x {expected[1]}, so no crop fits both",
                 remedy=f"Set decode={{{leading!r}: ..., {name!r}: ...}} to treat them separately",
             )
 

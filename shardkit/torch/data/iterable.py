@@ -121,8 +121,9 @@ class IterableShardDataset(OrderedDataset):
         self._schedule.require_same_group()
         if saved not in (None, num_workers):
             raise StateMismatch(
-                f"the state is that of one of {saved} workers, but this loader has "
-                f"{num_workers}. The state of a loader of make_loader works with any number."
+                f"the state was saved by one of {saved} workers, but this loader has "
+                f"{num_workers}. The state of a make_loader loader works with any number of "
+                "workers."
             )
         requests = itertools.islice(
             self._schedule.requests(run.epoch, run.consumed),

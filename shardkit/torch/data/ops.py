@@ -71,7 +71,7 @@ class ImageOp(ABC):
                 remedy=f"choose from {', '.join(FILTERS)}",
             )
         if not is_number(self.oversample) or not self.oversample >= 1:
-            raise UsageError(f"oversample={self.oversample!r} is not a number, 1 or more")
+            raise UsageError(f"oversample must be at least 1, not {self.oversample!r}")
 
     @property
     @abstractmethod

@@ -75,7 +75,7 @@ class RowOrder:
 
     def __post_init__(self) -> None:
         if self.rank is not None and not isinstance(self.rank, Rank):
-            raise UsageError(f"rank={self.rank!r} is not a shardkit.Rank(...)")
+            raise UsageError(f"rank must be a shardkit.Rank(...), not {self.rank!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class OrderOptions(RowOrder):
         if shuffle is not False:
             raise UsageError(
                 f"sampler= and {setting('shuffle')} both set the order",
-                remedy="leave one of them out",
+                remedy="leave out one of them",
             )
         if isinstance(sampler, OrderSampler):
             return sampler.order(dataset, seed)

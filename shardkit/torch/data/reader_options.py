@@ -109,7 +109,7 @@ class ReaderOptions:
             raise UsageError(
                 f"{setting('transform', self.transform)} decodes images itself, and "
                 f"{setting('decode', self.decode)} is set too",
-                remedy="leave one of them out",
+                remedy="leave out one of them",
             )
         if self.windows is not None and not isinstance(self.windows, RowWindows):
             raise UsageError(f"windows={self.windows!r} is not a shardkit.Windows(...)")
@@ -117,7 +117,7 @@ class ReaderOptions:
         require_names("follow", self.follow)
         if self.split is not None and not isinstance(self.split, str):
             raise UsageError(
-                f"{setting('split', self.split)} is not a name, such as 'train'",
+                f"{setting('split', self.split)} must be a name, such as 'train'",
                 remedy="open each split separately",
             )
 
@@ -172,7 +172,7 @@ def choose_fields(shards: ShardSet, options: ReaderOptions) -> ReadFields:
         for name in names:
             require_field(schema, name, shards.location)
         if not names or len(set(names)) != len(names):
-            raise UsageError(f"fields={names} must name one field or more, each once")
+            raise UsageError(f"fields={names} must list at least one field, each only once")
     layout = PAIR
     if names != PAIR.names or options.as_dict or options.windows is not None:
         listed = frozenset(name for name in names if _is_listed(schema, name))
@@ -189,8 +189,8 @@ def _following(schema: Schema, read: Sequence[str], names: Sequence[str]) -> tup
         movable = field.dtype in (None, BFLOAT16) or field.values.kind in "biuf"
         if field.kind != "array" or not movable or len(field.shape or range(3)) != 3:
             raise UsageError(
-                f"follow= has {name!r}, {field}: only arrays of numbers of shape (channels, "
-                "height, width) follow an image; masks, boxes and keypoints do so anyway"
+                f"follow= has {name!r}, {field}: only number arrays with shape (channels, height, "
+                "width) can follow an image; masks, boxes and keypoints always do"
             )
     return tuple(names)
 

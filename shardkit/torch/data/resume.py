@@ -91,8 +91,8 @@ class ResumeState:
         if self.limit is None and partly and epoch > self._epoch:
             warnings.warn(
                 f"the trainer starts epoch {epoch}, but its checkpoint was saved after "
-                f"{self._consumed} of {self._schedule.size} samples of epoch {self._epoch}, whose "
-                "rest is read now. If limit_train_batches ended that epoch, pass a "
+                f"{self._consumed} of {self._schedule.size} samples of epoch {self._epoch}; the "
+                "rest of that epoch is read now. If limit_train_batches ended that epoch, pass a "
                 "shardkit.ShardDataModule to fit instead of the loader, or call "
                 f"loader.set_epoch({epoch}) in on_train_epoch_start",
                 RuntimeWarning,
@@ -193,8 +193,8 @@ def _require_state(state: object, identity: Mapping[str, Any]) -> None:
     ):
         raise StateMismatch(
             f"this is not the state of a shardkit loader: {_show(state)}",
-            remedy="Pass the value that its state_dict() returned, not a whole checkpoint or "
-            "JSON text.",
+            remedy="Pass the value that the loader's state_dict() returned, not a whole "
+            "checkpoint or JSON text.",
         )
     # Values of other types may be arrays, whose comparisons have no truth value.
     wrong = [
@@ -202,15 +202,15 @@ def _require_state(state: object, identity: Mapping[str, Any]) -> None:
     ]
     if "version" in wrong:
         raise StateMismatch(
-            f"the state has version {quoted(state.get('version'))}, and this shardkit reads "
-            f"version {identity['version']}: resume with the shardkit that saved it"
+            f"the state has version {quoted(state.get('version'))}, but this shardkit reads "
+            f"version {identity['version']}: resume with the shardkit version that saved it"
         )
     if wrong:
         name = wrong[0]
         raise StateMismatch(
-            f"the state does not fit: {name} is {quoted(state.get(name))} there and "
-            f"{identity[name]!r} in this loader. Dataset, order and seed must be those it was "
-            "saved with; ranks, workers, engine and batch size may differ."
+            f"the state does not match: {name} is {quoted(state.get(name))} in the state and "
+            f"{identity[name]!r} in this loader. Dataset, order and seed must be the same; ranks, "
+            "workers, engine and batch size may differ."
         )
     if state["consumed"] > identity["samples"]:
         raise StateMismatch(

@@ -94,7 +94,7 @@ class FieldTransforms(NamedTuple):
             if self.target_transform is not None and LABEL in names:
                 raise UsageError(
                     f"{setting('transform')} and target_transform= both apply to the label",
-                    remedy="leave one out",
+                    remedy="leave out one of them",
                 )
             if len(set(names)) < len(names):
                 raise UsageError(
@@ -107,7 +107,7 @@ class FieldTransforms(NamedTuple):
             value = getattr(self, keyword)
             if value is not None and not isinstance(value, Mapping) and name not in fields:
                 raise UsageError(
-                    f"{setting(keyword)} applies to the field {name!r}, which is not read: "
+                    f"{setting(keyword)} applies to the {name!r} field, which is not read: "
                     f"fields= is {fields}",
                     remedy="Use transform={NAME: function} for other fields",
                 )
@@ -170,13 +170,13 @@ class SampleReader(NamedTuple):
         """
         if self.decode not in ("pil", "torch"):
             raise UsageError(
-                "views= and Buckets set the operation of images, and the dataset has "
-                f"{setting('decode', self.decode)} too",
+                "views= and Buckets set the operation of images, but the dataset also has "
+                f"{setting('decode', self.decode)}",
                 remedy=f"open it without {setting('decode')}",
             )
         if not self.fields.pictures:
             raise UsageError(
-                f"views= and Buckets set an operation for images, and the dataset reads none: "
+                "views= and Buckets set an operation for images, but the dataset reads no images: "
                 f"fields= is {self.fields.layout.names}"
             )
         return self._replace(decode=op)

@@ -144,7 +144,7 @@ class BatchSchedule:
         """Return ``endless`` after checking that an endless iteration has batches."""
         if endless and not len(self):
             raise UsageError(
-                f"endless=True needs a batch in each epoch, and {self.size} samples give none"
+                f"endless=True needs a batch in each epoch, but {self.size} samples make no batch"
             )
         return endless
 

@@ -86,7 +86,7 @@ class DroppingFetch(Fetch):
             elif schedule.rank.world_size > 1:
                 row, reason = answer.bad[0]
                 raise LoaderFailed(
-                    f"none of the {len(request.rows)} samples of a batch can be read, and the "
+                    f"none of the {len(request.rows)} samples of a batch can be read, but the "
                     f"other ranks wait for this batch; the first is row {row}: {reason}"
                 )
 

@@ -198,8 +198,9 @@ class Fetch:
         if isinstance(batch, dict):
             if "rows" in batch:
                 raise UsageError(
-                    "with_rows=True adds 'rows' to a batch, which has a field of this name",
-                    remedy="leave the field out with fields=, or set as_dict=False",
+                    "with_rows=True adds 'rows' to a batch, which already has a field with this "
+                    "name",
+                    remedy="leave out the field with fields=, or set as_dict=False",
                 )
             return {**batch, "rows": rows}
         return (*batch, rows) if isinstance(batch, (tuple, list)) else (batch, rows)

@@ -60,7 +60,7 @@ ON_BAD = ("raise", "drop")
 
 ENGINES = ("auto", *ENGINE_KINDS)
 LATE_REMEDY = (
-    "A transform may be blocked, or a disk may be stuck. If batches are just slow, raise timeout="
+    "A transform may be blocked, or a disk may be stuck. If batches are only slow, raise timeout="
 )
 """Remedy if a batch does not arrive within the timeout."""
 
@@ -186,7 +186,7 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         require_valid(self)
         if self.num_workers is not None and self.num_workers > MOST_WORKERS:
-            raise UsageError(f"num_workers={self.num_workers} is more than {MOST_WORKERS}")
+            raise UsageError(f"num_workers must be at most {MOST_WORKERS}, not {self.num_workers}")
         strategies = torch.multiprocessing.get_all_sharing_strategies()  # type: ignore[no-untyped-call]
         if self.sharing_strategy not in (None, *strategies):
             raise UsageError(
@@ -194,9 +194,9 @@ class LoaderOptions:
                 remedy=f"choose from {', '.join(sorted(strategies))}",
             )
         if not isinstance(self.timeout, (int, float)) or not 0 <= self.timeout < math.inf:
-            raise UsageError(f"timeout={self.timeout!r} is not a number of seconds, 0 or more")
+            raise UsageError(f"timeout must be at least 0 seconds, not {self.timeout!r}")
         if self.collate_fn is not None and not callable(self.collate_fn):
-            raise UsageError(f"collate_fn={self.collate_fn!r} is not a function")
+            raise UsageError(f"collate_fn must be a function, not {self.collate_fn!r}")
 
     def resolved(self, num_workers: int, *, pinned: bool, batch_size: int = 1) -> Settings:
         """Return these options with the defaults filled in; ``pinned`` allows pinned memory."""

@@ -130,8 +130,9 @@ def shared_memory_problem(needed: int) -> str | None:
     if has is None or needed <= has[1]:
         return None
     return (
-        f"prefetched batches need {needed / 1e6:.0f} MB of shared memory, and {SHARED_MEMORY} has "
-        f"{has[1] / 1e6:.0f} MB free (in Docker: --shm-size, or --ipc=host)"
+        f"prefetched batches need {needed / 1000000.0:.0f} MB of shared memory, but "
+        f"{SHARED_MEMORY} has only {has[1] / 1000000.0:.0f} MB free (in Docker: --shm-size, or "
+        "--ipc=host)"
     )
 
 
@@ -141,6 +142,6 @@ def descriptor_problem(needed: int) -> str | None:
     if limit is None or needed + SPARE_FILES <= limit:
         return None
     return (
-        f"prefetched batches need {needed} open files, and this process may have {limit} "
+        f"prefetched batches need {needed} open files, but this process may have only {limit} "
         "(`ulimit -n` raises the limit)"
     )

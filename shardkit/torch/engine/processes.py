@@ -144,7 +144,7 @@ class ProcessEngine(Engine):
                 process.kill()  # PyTorch leaves those that have started
             raise LoaderFailed(
                 f"{self._workers} worker processes cannot be started: {error.strerror}",
-                remedy="Use fewer num_workers, or raise the limits of the system (`ulimit -n -u`).",
+                remedy="Reduce num_workers, or raise the system limits (`ulimit -n -u`).",
             ) from error
         if self._workers:
             _compat.set_timeout(iterator, self._poll)

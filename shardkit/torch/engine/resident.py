@@ -54,12 +54,12 @@ class ResidentFetch(Fetch):
         if kind is not None and kind.starts_processes:
             raise UsageError(
                 "resident= reads the memory of this process",
-                remedy=f"leave engine={options.engine!r} out",
+                remedy=f"leave out engine={options.engine!r}",
             )
         if options.on_bad != "raise":
             raise UsageError(
                 "resident= decodes all samples when the loader is created",
-                remedy=f"leave on_bad={options.on_bad!r} out",
+                remedy=f"leave out on_bad={options.on_bad!r}",
             )
         options = replace(options, engine="thread", num_workers=options.num_workers or 0)
         return options, f"the decoded dataset is in memory ({cls.memory})"
@@ -80,12 +80,14 @@ class ResidentFetch(Fetch):
         """
         if op is not None:
             raise UsageError(
-                "resident= holds images of one size, and sampler=Buckets(...) makes several",
-                remedy="leave resident= out",
+                "resident= stores images of one size, but sampler=Buckets(...) produces several "
+                "sizes",
+                remedy="leave out resident=",
             )
         if any(view is not None for view in views):
             raise UsageError(
-                "resident= holds images of one size, which the operations in views= do not share",
+                "resident= stores images of one size, but the operations in views= produce "
+                "different sizes",
                 remedy="set views=2 with decode=RandomCrop(...), or leave resident= out",
             )
         super().__init__(dataset, collate, with_rows=with_rows, views=views)
@@ -156,11 +158,11 @@ class CudaFetch(ResidentFetch):
             raise UsageError(
                 "resident='cuda' makes batches on the current stream, which other threads do "
                 "not share",
-                remedy="leave num_workers= out",
+                remedy="leave out num_workers=",
             )
         if options.pin_memory:
             raise UsageError(
-                "resident='cuda' makes no batch in main memory", remedy="leave pin_memory= out"
+                "resident='cuda' creates no batches in main memory", remedy="leave out pin_memory="
             )
         return replace(options, pin_memory=False), reason
 
@@ -206,8 +208,8 @@ class _Part:
         for name, block in self._by_field(first.batch).items():
             if not isinstance(block, torch.Tensor):
                 raise UsageError(
-                    f"resident= holds tensors, and PyTorch has no type for {name!r}",
-                    remedy="leave the field out with fields=",
+                    f"resident= stores tensors, but PyTorch has no type for {name!r}",
+                    remedy="leave out the field with fields=",
                 )
             store = block, len(rows), device, self._is_image(name)
             op = crops.get(name)
@@ -233,9 +235,9 @@ class _Part:
             for name, block in self._by_field(batch).items():
                 if not self.fields[name].put(start, block):
                     raise UsageError(
-                        f"resident= needs values of one shape and type, and those of {name!r} "
-                        f"in {self.dataset.path} differ",
-                        remedy="leave the field out with fields=",
+                        "resident= needs values with the same shape and type, but those of "
+                        f"{name!r} in {self.dataset.path} differ",
+                        remedy="leave out the field with fields=",
                     )
             start += len(request.rows)
 
@@ -421,7 +423,7 @@ def _device(resident: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UsageError(
-            "resident='cuda' needs a CUDA device, and there is none", remedy="use 'cpu'"
+            "resident='cuda' needs a CUDA device, but none is available", remedy="use 'cpu'"
         )
     return torch.device("cuda", torch.cuda.current_device())
 
@@ -440,24 +442,24 @@ def _require_tensors(dataset: Any) -> None:
             remedy="apply it to the batches, or leave resident= out",
         )
     if dataset.reader.windows is not None:
-        raise UsageError("resident= holds rows, not windows of them", remedy="leave resident= out")
+        raise UsageError("resident= stores rows, not windows of rows", remedy="leave out resident=")
     for name in dataset.fields:
         if name in dataset.layout.listed:
             raise UsageError(
-                f"resident= holds tensors, and values of {name!r} ({dataset.schema[name].kind}) "
+                f"resident= stores tensors, but values of {name!r} ({dataset.schema[name].kind}) "
                 "differ in shape",
-                remedy="leave the field out with fields=",
+                remedy="leave out the field with fields=",
             )
     follow = dataset.reader.fields.follow
     for decode in dataset.reader.decodes.values():
         if isinstance(decode, ImageOp) and decode.random and follow:
             raise UsageError(
                 f"resident= crops only images, and {', '.join(follow)} would have to follow",
-                remedy="leave resident= or follow= out",
+                remedy="leave out resident= or follow=",
             )
         if not isinstance(decode, ImageOp) and decode not in ("torch", "numpy"):
             raise UsageError(
-                f"resident= holds tensors, and the dataset has {setting('decode', decode)}",
+                f"resident= stores tensors, but the dataset has {setting('decode', decode)}",
                 remedy='use "torch", or an operation such as RandomCrop(32, padding=4)',
             )
         if isinstance(decode, ImageOp) and decode.random and type(decode) is not RandomCrop:
@@ -482,7 +484,7 @@ def _require_one_size(dataset: ShardDataset, same: Iterable[str]) -> None:
         if len(sizes) > 1:
             shown = " and ".join(f"{width} x {height}" for height, width in sizes[:2])
             raise UsageError(
-                f"resident= needs images of one size, and {name!r} has {len(sizes)} sizes, such "
+                f"resident= needs images of one size, but {name!r} has {len(sizes)} sizes, such "
                 f"as {shown}",
                 remedy="use decode=Resize((HEIGHT, WIDTH)) or CenterCrop(SIDE), or convert "
                 "with --resize HxW --enlarge",
@@ -513,7 +515,7 @@ def _require_same_fields(parts: list[_Part]) -> None:
         types = [{name: field.type for name, field in p.fields.items()} for p in (parts[0], part)]
         if types[0] != types[1] or parts[0].dataset.layout != part.dataset.layout:
             raise UsageError(
-                f"resident= needs samples of one type and shape, and those of "
+                "resident= needs samples with the same type and shape, but those of "
                 f"{parts[0].dataset.path} and {part.dataset.path} differ: {types[0]} and {types[1]}"
             )
 
@@ -531,7 +533,7 @@ def _require_memory(needed: int, device: torch.device) -> None:
         return
     of_ranks = f" for each of {ranks} ranks" if ranks > 1 else ""
     raise UsageError(
-        f"resident={device.type!r} needs {in_words(needed)} of memory{of_ranks}, and "
-        f"{in_words(free)} are free",
+        f"resident={device.type!r} needs {in_words(needed)} of memory{of_ranks}, but only "
+        f"{in_words(free)} is free",
         remedy="leave resident= out, or store smaller images (convert --resize)",
     )

@@ -199,11 +199,11 @@ def require_start(method: str, fetch: Fetch) -> None:
         return
     problem = main_problem()
     if problem is not None:
-        raise UsageError(f"workers would be started by {method}, but {problem}")
+        raise UsageError(f"workers would be started with {method}, but {problem}")
     problem = _send_problem(fetch)
     if problem is not None:
         raise UsageError(
-            f"{problem}, and workers would be started by {method}",
+            f"{problem}, but workers would be started with {method}",
             remedy="Define functions at the top level of a module, not as lambdas or inside "
             "others; or use threads: engine='thread'; or fork workers: start_method='fork'",
         )
