@@ -214,7 +214,7 @@ class RowSource(ListedSource):
         for file in self.inputs:
             if packing_of(file.path):
                 raise UsageError(
-                    f"its images cannot be read in place, because {file.path} is compressed",
+                    f"{file.path} is compressed, so its images cannot be read in place",
                     remedy=f"{_CONVERT}, or unpack it",
                 )
         if not self.is_in_place(self.image, self.image.field):

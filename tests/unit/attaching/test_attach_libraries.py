@@ -178,7 +178,7 @@ def test_what_has_no_bytes_in_the_file_is_refused(tmp_path: Path) -> None:
         ({"image": "gzip"}, "gzip cannot be read in place.*compressed or filtered"),
         ({"image": "parts"}, "its chunks contain parts of rows"),
         ({"image": "gray"}, "rows of 6x8; arrays other than height x width x 3"),
-        ({"image": "x", "keep": "emb"}, "the column emb"),
+        ({"image": "x", "keep": "emb"}, "column emb"),
     ):
         with pytest.raises(UsageError, match=message):
             attach(get_source("hdf5").open(path, **options), index)
@@ -224,4 +224,4 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = invoke("convert", "dataset", "other", "copy", "--to", "lmdb")
     assert copied.exit_code == 0, copied.output
     assert invoke("diff", "other", "copy").exit_code == 0
-    assert "COMMAND is the kind of files" in invoke("attach", "--help").output
+    assert "COMMAND is the file type" in invoke("attach", "--help").output

@@ -444,7 +444,7 @@ def test_missing_unknown_and_repeated_keys_are_named(made: Path, tmp_path: Path)
     paths = sorted(paths_of(made))
     rows = [{"key": path, "caption": "x"} for path in [*paths[1:], "cat/none.jpg"]]
     source = table(tmp_path / "a.csv", rows)
-    with refused(UsageError, "1 of 6", "'cat/none.jpg'"):
+    with refused(UsageError, "1 of the 6", "'cat/none.jpg'"):
         add_fields(made, source, field=["caption"])
     with refused(UsageError, made, paths[0]):
         add_fields(made, source, field=["caption"], unknown="skip")

@@ -228,7 +228,7 @@ def test_where_and_remedy_are_told_apart(tmp_path: Path) -> None:
             None,
             "No file or folder has this name either: check the name.",
         ),
-        ("upload a b", "b is not a URL", "b", "give az://, gs:// or s3://"),
+        ("upload a b", "b is not a URL", "b", "use az://, gs:// or s3://"),
         (
             "convert imagefolder a b --tto lmdb",
             "No such option",

@@ -63,7 +63,7 @@ KINDS = {
         files={f"{name}/{n}.png": wide(20 + n, n) for name in ("cat", "dog") for n in range(3)},
         more={"cat/new.png": wide(20, 9), "dog/new.png": wide(21, 10)},
         fields={"cls": 6, "json": 6, "png": 6},
-        shown="uint16, 1 channel",
+        shown="uint16 image, 1 channel",
         damaged=lambda shard: shard.index(b"IDAT") + 20,
     ),
 }

@@ -196,7 +196,7 @@ def test_errors_name_the_remedy_and_no_secret(
         assert "\n" not in str(error.value)
 
     fails("shardkit.json")
-    fails("no such bucket", url="s3://other-bucket/data")
+    fails("does not exist", url="s3://other-bucket/data")
     upload_by_hand(bucket, dataset, "data")
     for fault, remedy in (
         ("expired", "have expired"),

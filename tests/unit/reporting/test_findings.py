@@ -180,7 +180,7 @@ def test_datasets_are_compared_with_each_other(tmp_path: Path) -> None:
     names = ["made-one", "made-two"]
     assert [image["dataset"] for image in leak["groups"][0]["images"]] == names
     assert leak["exclude"] == {"made-one": ["cat/1"]}
-    with pytest.raises(UsageError, match="given twice"):
+    with pytest.raises(UsageError, match="listed twice"):
         report(places[0], tmp_path / "one/../made-one")
 
 

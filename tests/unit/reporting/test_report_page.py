@@ -161,7 +161,7 @@ def test_the_page_stays_small(made: DatasetReport, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(page_module, "_EMBEDDED", 2000)
     small = page(made)
     assert small.count("<img ") < 4
-    assert "picture left out" in small
+    assert "image not shown" in small
 
 
 def test_a_large_group_shows_each_class(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_fields_are_drawn_and_described(tmp_path: Path) -> None:
     for part in (
         "boxes per image",
         "characters",
-        "values of the pixels",
+        "pixel values",
         "boxes: boxes by class",
         "number 3 äß★",
     ):

@@ -209,7 +209,7 @@ def test_slow_starts_are_reported(clock: Clock) -> None:
     for _ in range(2):
         train(monitor, clock, 1.0)
     last = monitor.summary().splitlines()[-1]
-    assert last.startswith("the first batch of an epoch took 2.0 s, 50% of all the time")
+    assert last.startswith("the first batch of an epoch took 2.0 s, 50% of the total time")
 
 
 class Bar:

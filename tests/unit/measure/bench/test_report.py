@@ -124,8 +124,12 @@ def test_a_split_is_named() -> None:
 
 def test_the_table_ends_with_the_settings() -> None:
     for settings, sample, step in (
-        ({}, "CenterCrop(8), batches of 10, in random order", "none: batches are read and let go"),
-        ({"step_ms": 2.5}, "CenterCrop(8), batches", "a wait of 2.5 ms for each batch"),
+        (
+            {},
+            "CenterCrop(8), batches of 10, in random order",
+            "none: batches are read and discarded",
+        ),
+        ({"step_ms": 2.5}, "CenterCrop(8), batches", "a 2.5 ms wait for each batch"),
         ({"transform": "a:b"}, "CenterCrop(8) then a:b, batches", "none: "),
         ({"model": "small"}, "CenterCrop(8), batches", "training small with each batch"),
     ):

@@ -229,7 +229,7 @@ def test_a_dataset_that_fits_in_memory_may_be_resident() -> None:
     ]
     assert remedy.code == 'make_loader(..., resident="cpu")'
     assert remedy.price == (
-        "3.0 GiB of memory for each rank, and about 12 s to decode all at the start"
+        "3.0 GiB of memory for each rank, and about 12 s to decode all images at the start"
     )
 
 

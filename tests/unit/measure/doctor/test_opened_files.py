@@ -98,7 +98,7 @@ def test_the_images_of_an_own_dataset_are_found_and_converted(photos: Path, tmp_
     (remedy,) = [each for each in propose(found) if each.recipe is not None]
     assert remedy.name == "the same images as a shardkit dataset"
     assert remedy.decode == "RandomResizedCrop(32)"
-    assert remedy.price.endswith("of disk; skips everything else that Own does")
+    assert remedy.price.endswith("of disk space; skips everything else that Own does")
 
     given = session(dataset)
     write_images(given, rows=found.rows, files=found.files, folder=tmp_path / "source")
@@ -189,7 +189,7 @@ def test_a_planted_condition_is_found(
 
 def test_too_many_threads_are_found(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    assert found({})["threads"].what == "libraries are set to 64 threads on 8 CPUs"
+    assert found({})["threads"].what == "libraries are set to use 64 threads on 8 CPUs"
     monkeypatch.setitem(sys.modules, "cv2", SimpleNamespace(getNumThreads=lambda: 8))
     assert "8 OpenCV threads each" in found({}, processes=False)["threads"].what
 

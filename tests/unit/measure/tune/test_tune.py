@@ -264,7 +264,7 @@ FEW = [tried(replace(DEFAULT, batch_size=256), 1200, 2), tried(DEFAULT, 600)]
         ({"cached": False}, ("of the disk",)),
         ({"load": OtherLoad(busy=1.0, present=2)}, ("other processes used 1.0 of 2 CPUs",)),
         ({"out_of_time": True}, ("a longer --budget",)),
-        ({"budget": 5.0}, ("longer than the budget of 5 s",)),
+        ({"budget": 5.0}, ("longer than its 5 s budget",)),
     ],
 )
 def test_what_limits_the_result_is_noted(changed: dict[str, Any], facts: tuple[str, ...]) -> None:

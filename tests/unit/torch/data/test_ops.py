@@ -627,11 +627,11 @@ def test_wrong_options_are_usage_errors() -> None:
             make(size)
     for name, values in WRONG.items():
         for value in values:
-            with refused(UsageError, f"{name}={value!r}"):
+            with refused(UsageError, name, repr(value)):
                 RandomResizedCrop(8, **{name: value})
     paddings: list[Any] = [-1, 1.0, "4", (4, 4), True, 1 << 17]
     for padding in paddings:
-        with refused(UsageError, f"padding={padding!r}"):
+        with refused(UsageError, "padding", repr(padding)):
             RandomCrop(32, padding=padding)
     resizes: list[Any] = [0, "256", 1.5]
     for resize in resizes:

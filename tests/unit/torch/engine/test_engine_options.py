@@ -40,7 +40,7 @@ WRONG: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
 def test_a_wrong_option_is_refused_with_name_value_and_choices() -> None:
     for name, (values, choices) in WRONG.items():
         for value in values:
-            with refused(UsageError, f"{name}={value!r}", *choices):
+            with refused(UsageError, name, repr(value), *choices):
                 LoaderOptions(**{name: value})
 
 
