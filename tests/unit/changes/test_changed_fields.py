@@ -960,7 +960,7 @@ def test_a_manifest_with_another_digest_of_a_layer_is_found(layered: Path) -> No
 
 def test_a_forged_schema_of_a_layer_is_found(layered: Path) -> None:
     edit(layered, lambda value: value["schema"][2].update(dtype="float64"))
-    with pytest.raises(CorruptDataset, match="its field 'first' is different"):
+    with pytest.raises(CorruptDataset, match="'first'"):
         open_dataset(layered, fields=["first"])[0]
     assert not verify(layered).ok
 

@@ -251,9 +251,7 @@ def test_missing_credentials_name_the_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
-    with pytest.raises(
-        UsageError, match="no credentials were found; set AZURE_STORAGE_ACCOUNT_NAME"
-    ):
+    with pytest.raises(UsageError, match="AZURE_STORAGE_ACCOUNT_NAME"):
         open_dataset("az://nobody/x", cache=tmp_path / "cache")
 
 

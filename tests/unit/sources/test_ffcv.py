@@ -150,7 +150,7 @@ def test_an_attached_file_has_the_images_of_the_converted_one(name: str, tmp_pat
 def test_what_is_not_stored_as_it_is_cannot_be_attached(
     name: str, reason: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=f"{reason}.*convert it with `shardkit convert`"):
+    with pytest.raises(UsageError, match=f"{reason}.*`shardkit convert`"):
         attach(opened(beton(tmp_path, name)), tmp_path / "index")
 
 

@@ -101,7 +101,7 @@ def test_wrong_datasets_are_named(path: Path, tmp_path: Path) -> None:
             scan(path, **options)
     with h5py.File(path, "r+") as file:
         file["short"] = [1, 2]
-    with pytest.raises(UsageError, match="it has 2 values, but there are 3 images"):
+    with pytest.raises(UsageError, match=r"2 values.*3 images"):
         scan(path, image="x", label="short")
     with h5py.File(tmp_path / "fewer.h5", "w") as file:
         file["images"], file["labels"] = np.zeros((3, 4, 4, 3), np.uint8), [1, 2]
@@ -129,7 +129,7 @@ def test_other_files_are_never_read(path: Path, tmp_path: Path) -> None:
             external=[(str(tmp_path / "raw"), 0, h5py.h5f.UNLIMITED)],
         )
     for name in ("external", "soft"):
-        with pytest.raises(UsageError, match=f"no image column '{name}'"):
+        with pytest.raises(UsageError, match=f"'{name}'"):
             scan(tmp_path / "y.h5", image=name)
     for name in ("virtual", "storage"):
         found = scan(tmp_path / "y.h5", image=name)

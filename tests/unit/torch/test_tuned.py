@@ -279,7 +279,7 @@ def test_a_size_at_which_the_process_ends_does_not_fit(fails: str, forking: None
     found = find_batch_size(partial(make, fails, 1), memory=4096 * MIB, most=2)
     assert found.batch_size == 1
     stated = {
-        "killed": "a batch of 2: its process ended with code -9",
+        "killed": "a batch of 2: its process ended with exit code -9",
         "raises": "ValueError: this",
     }
     assert stated[fails] in found.limit

@@ -111,7 +111,7 @@ def test_threads_are_used_if_workers_cannot_start_and_requested_ones_refused(
     told, warned = run(tmp_path, code + UNSAFE, how)
 
     assert told[:2] == [f"{ROWS} {ROWS} thread"] * 2
-    assert "using threads, since " in warned
+    assert "using threads, because " in warned
     assert reason in warned
     assert ("if __name__" in warned) == (how == "script")
     assert len(told) == 5
