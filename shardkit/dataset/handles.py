@@ -175,7 +175,7 @@ class ShardFile:
 
     def _fail_within(self, offset: int, length: int, size: int) -> NoReturn:
         raise CorruptShard(
-            f"the shard {self._path} has no {length} bytes at {offset}: it ends at byte {size}"
+            f"{self._path} ends at byte {size}, but the record has {length} bytes at {offset}"
         )
 
 

@@ -132,7 +132,7 @@ def occupied(target: str) -> UsageError:
 def taken(target: str, which: str = "a") -> UsageError:
     """Return the error that a URL holds a dataset, or another one."""
     return UsageError(
-        f"{target} already holds {which} dataset;", remedy="choose another URL", where=target
+        f"{target} already contains {which} dataset;", remedy="choose another URL", where=target
     )
 
 

@@ -368,7 +368,7 @@ def reopen(
             raise ValueError(f"no split is called {sorted(names.values())}")
     except (KeyError, TypeError, ValueError, UsageError) as error:
         raise CorruptDataset(
-            f"the manifest does not state how images were divided: {error}"
+            f"the manifest does not say how images were divided: {error}"
         ) from error
     rest = {
         name: value for name, value in next(iter(described.values())).items() if name != DIVISION
