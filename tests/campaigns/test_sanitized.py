@@ -163,15 +163,17 @@ def test_its_unit_tests_are_clean(environment: dict[str, str], name: str) -> Non
     assert " passed" in run(environment, "-m", "pytest", *options, f"tests/unit/{name}")
 
 
-@pytest.mark.parametrize("name", ["native", "image", "index", "lmdb", "tar"])
+@pytest.mark.parametrize(
+    ("name", "least"), [("native", 90), ("image", 65), ("index", 8), ("lmdb", 5), ("tar", 10)]
+)
 def test_inputs_of_the_fuzzer_are_clean(
-    environment: dict[str, str], tmp_path: Path, name: str
+    environment: dict[str, str], tmp_path: Path, name: str, least: int
 ) -> None:
     place = tmp_path / "place"
     place.mkdir()
     files = sorted((ROOT / "tests" / "fuzz_corpus" / name).iterdir())
 
-    assert "read" in run(environment, "-c", PARSED, name, place, *files)
+    assert run(environment, "-c", PARSED, name, place, *files).count("read") >= least
 
 
 @pytest.mark.parametrize("name", ["lmdb", "tar"])
@@ -208,7 +210,7 @@ def test_hostile_images_are_clean(
             kind = [kind for kind in IMAGE_FIELDS if kind != "raw"].index(field)
             files[-1].write_bytes(bytes((kind, number)) + path.read_bytes())
 
-    assert "read" in run(environment, "-c", PARSED, "image", place, *files)
+    assert run(environment, "-c", PARSED, "image", place, *files).count("read") >= 90
 
 
 @pytest.mark.parametrize("mutated", [mutated_jpeg, mutated_png])
