@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, ove
 import numpy as np
 import numpy.typing as npt
 
-from shardkit._version import __version__, version_of
+from shardkit._version import __version__
 from shardkit.errors import BadImage, Problem, UsageError, located
 from shardkit.kinds.field import Field, Schema, default_schema, load_schema, uniform_arrays
 from shardkit.options import Option, make, options_of
 from shardkit.record import DATASET_FILE, Record, is_raw
 from shardkit.system.npy import npy_header
+from shardkit.system.packages import version_of
 
 if TYPE_CHECKING:
     from shardkit.sources.recognize import Overview

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from shardkit.contracts import Format, Source, SourceKind
 from shardkit.errors import UsageError
 from shardkit.system.late import load
+from shardkit.system.packages import entry_points
 from shardkit.system.text import quoted, suggestion
 
 DEFAULT_SOURCE = "imagefolder"
@@ -44,12 +43,13 @@ class _Registry(Generic[_Plugin]):
         return f"shardkit.{self.word}s"
 
     def names(self) -> list[str]:
-        return sorted(self.own.keys() | self._third_party().keys())
+        return sorted(self.own.keys() | entry_points(self.group).keys())
+
+    def has(self, name: str) -> bool:
+        return name in self.own or name in entry_points(self.group)
 
     def get(self, name: str) -> _Plugin:
-        target = self.own.get(name)
-        if target is None and name in (third_party := self._third_party()):
-            target = third_party[name]
+        target = self.own.get(name) or entry_points(self.group).get(name)
         if target is None:
             raise UsageError(
                 f"unknown {self.word} {quoted(name)};",
@@ -72,15 +72,6 @@ class _Registry(Generic[_Plugin]):
 
     def hint(self, name: str) -> str:
         return suggestion(_ALIASES.get(name.lower(), name), self.names())
-
-    def _third_party(self) -> dict[str, str]:
-        return _points(self.group, tuple(sys.path))
-
-
-@cache
-def _points(group: str, _: tuple[str, ...]) -> dict[str, str]:
-    """Return the targets of a group's entry points; the path is the key: reading all takes 5 ms."""
-    return {each.name: each.value for each in load("importlib.metadata:entry_points")(group=group)}
 
 
 _FORMATS = _Registry(
@@ -144,17 +135,9 @@ def source_names() -> list[str]:
     return _SOURCES.names()
 
 
-def attachable_sources() -> list[str]:
-    """Return the names of all kinds of sources that can be attached, the default first."""
-    kinds = [name for name in source_names() if _can_attach(name)]
-    return sorted(kinds, key=lambda name: name != DEFAULT_ATTACHED)
-
-
-def _can_attach(name: str) -> bool:
-    try:
-        return get_source(name).attaching is not None
-    except UsageError:  # its package is missing
-        return False
+def is_source(name: str) -> bool:
+    """Return whether a kind of source has this name."""
+    return _SOURCES.has(name)
 
 
 def source_hint(name: str) -> str:

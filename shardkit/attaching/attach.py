@@ -33,7 +33,7 @@ from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import BadImages, Problem, ShardkitError, UsageError, setting
 from shardkit.options import changed, option, require_valid, takes
 from shardkit.recipe import Recipe
-from shardkit.registry import DEFAULT_ATTACHED, get_source, open_source, source_names
+from shardkit.registry import DEFAULT_ATTACHED, get_source, is_source, open_source
 from shardkit.sources.together import Together
 from shardkit.sources.webdataset import WebDatasetOptions
 from shardkit.system.files import as_name, as_text
@@ -216,7 +216,7 @@ def _attached_before(target: Path) -> dict[str, AttachedManifest]:
 
 def _has_whole_files(source: Source) -> bool:
     """Return whether each image is a file of its own, on this machine."""
-    attaching = get_source(source.kind).attaching if source.kind in source_names() else None
+    attaching = get_source(source.kind).attaching if is_source(source.kind) else None
     if attaching is None or not attaching.whole_files:
         return False
     if not source.paths():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,14 @@ from shardkit.cli.runner import Command
 from shardkit.contracts import Attaching, SourceKind
 from shardkit.errors import UsageError
 from shardkit.options import make
-from shardkit.registry import DATASET, DEFAULT_ATTACHED, attachable_sources, get_source, open_source
+from shardkit.registry import (
+    DATASET,
+    DEFAULT_ATTACHED,
+    get_source,
+    is_source,
+    open_source,
+    source_names,
+)
 from shardkit.reporting.describe import summarize
 from shardkit.sources.recognize import recognized
 from shardkit.system.text import amount, printable, quoted, shell, size, suggestion
@@ -29,17 +37,17 @@ class _Kinds(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Add the kind before other arguments."""
-        if args and args[0] not in (*attachable_sources(), "-h", "--help"):
+        if args and args[0] not in ("-h", "--help") and not _can_attach(args[0]):
             args = [_kind_of(args[0]), *args]
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the kinds."""
-        return attachable_sources()
+        return _attachable()
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command for a kind, with the options of its source."""
-        kind = get_source(cmd_name) if cmd_name in attachable_sources() else None
+        kind = get_source(cmd_name) if _can_attach(cmd_name) else None
         if kind is None or kind.attaching is None:
             return None
         return _Command(kind, kind.attaching)
@@ -57,13 +65,24 @@ def _kind_of(path: str) -> str:
             remedy="use it directly, without attaching it",
             where=path,
         )
-    if first.kind not in attachable_sources():
+    if not _can_attach(first.kind):
         raise UsageError(
             f"{path} looks like {first}, which cannot be attached;",
             remedy=f"run `{first.command(path)}`",
             where=path,
         )
     return first.kind
+
+
+def _attachable() -> list[str]:
+    """Return the names of all kinds of sources that can be attached, the default first."""
+    return sorted(filter(_can_attach, source_names()), key=lambda name: name != DEFAULT_ATTACHED)
+
+
+def _can_attach(name: str) -> bool:
+    with contextlib.suppress(UsageError):  # its package is missing
+        return is_source(name) and get_source(name).attaching is not None
+    return False
 
 
 @click.group("attach", cls=_Kinds)
@@ -107,7 +126,7 @@ class _Command(Command):
     ) -> None:
         if extra := click.get_current_context().args:
             if len(extra) == 1 and archives.isidentifier() and not os.path.lexists(archives):
-                kinds = attachable_sources()
+                kinds = _attachable()
                 raise UsageError(
                     f"unknown kind of files {quoted(archives)};",
                     remedy=f"choose from {', '.join(kinds)}.{suggestion(archives, kinds)}",

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -34,22 +33,27 @@ from shardkit.recipe import RecipeOptions
 from shardkit.registry import (
     DEFAULT_SOURCE,
     get_source,
+    is_source,
     open_source,
     source_hint,
     source_names,
 )
 from shardkit.sources.imagefolder import ImageFolder
 from shardkit.sources.opening import DivisionOptions, Exclusion
-from shardkit.sources.recognize import left_out, the_kinds
-from shardkit.sources.together import together
 from shardkit.system.late import load
 from shardkit.system.machine import usable_cpus
 from shardkit.system.urls import as_url
 from shardkit.system.user_files import require_own_output, write_result
 
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
 _READ_AS = "shardkit.read_as"
 """Entry of `click.Context.meta`: how a source, or each split, was recognized without a name of its
 kind, and what is left out."""
+
+_RECOGNIZE = "shardkit.sources.recognize"
+_TOGETHER = "shardkit.sources.together:together"
 
 
 class _Sources(click.Group):
@@ -61,7 +65,7 @@ class _Sources(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command for a source, or None if there is no such source."""
-        return _Command(get_source(cmd_name)) if cmd_name in source_names() else None
+        return _Command(get_source(cmd_name)) if is_source(cmd_name) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the sources with their titles; one that cannot be imported, with the reason."""
@@ -72,12 +76,13 @@ class _Sources(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return name, command and arguments; for a path in place of a name, recognize its kind."""
-        if args and args[0] not in self.list_commands(ctx) and os.path.exists(args[0]):
+        if args and not is_source(args[0]) and os.path.exists(args[0]):
             source, *rest = args
             folders = click.Context(_Command(get_source(DEFAULT_SOURCE)))
             ctx.ensure_object(Run).spell = flags_of(folders)
-            kinds = the_kinds(source, rest)
-            ctx.meta[_READ_AS] = kinds, left_out(source, kinds.values())
+            kinds = load(f"{_RECOGNIZE}:the_kinds")(source, rest)
+            unread = load(f"{_RECOGNIZE}:left_out")(source, kinds.values())
+            ctx.meta[_READ_AS] = kinds, unread
             first, *others = kinds.values()
             args = [*first.arguments(source), *rest, *first.by.options(Path(source))]
             if others:
@@ -255,7 +260,7 @@ class _Command(Command):
                 require_root(src, of_source["root"])
             src = copied(run, src, Copies(cache=of_source.pop("cache")))
         if len(kinds) > 1:
-            source: Source = together(src, kinds, of_source)
+            source: Source = load(_TOGETHER)(src, kinds, of_source)
         else:
             source = open_source(self._kind.name, src, **of_source)
         if isinstance(source, ImageFolder):

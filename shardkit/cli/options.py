@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ import click
 
 from shardkit.errors import spelled
 from shardkit.options import Option, option, options_of, same_option
-from shardkit.registry import format_hint, format_names
+from shardkit.registry import OWN_FORMATS, format_hint, format_names
 from shardkit.system.machine import usable_cpus
 from shardkit.system.text import parse_bytes
 
@@ -35,10 +36,17 @@ class FormatChoice(click.Choice):  # type: ignore[type-arg]
     """A choice of formats that suggests the one that is meant."""
 
     def __init__(self) -> None:
-        super().__init__(format_names())
+        self.case_sensitive = True
+
+    @cached_property
+    def choices(self) -> tuple[str, ...]:  # type: ignore[override]
+        """All formats; those of other packages are found where they matter."""
+        return tuple(format_names())
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name of the format."""
+        if value in OWN_FORMATS:
+            return value
         try:
             return str(super().convert(value, param, ctx))
         except click.BadParameter as error:

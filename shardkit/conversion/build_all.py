@@ -13,9 +13,12 @@ from shardkit.conversion.parted_scan import Listed, ListTask, list_part, scan_in
 from shardkit.conversion.task import Built, Task, carry_out
 from shardkit.errors import located
 from shardkit.options import option, require_valid
-from shardkit.system.pool import Progress, Report, run_on, run_tasks, worthwhile
+from shardkit.system.late import load
+from shardkit.system.pool import Progress, Report, run_tasks, worthwhile
 
 _Task = TypeVar("_Task", bound=Task)
+
+_RUN_ON = "shardkit.system.processes:run_on"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ class Builder(Processes):
             tasks = done + _spread(tasks, workers)
             yield from run_tasks(carry_out, tasks, workers=workers, on_progress=self.on_progress)
             return
-        for task, built in run_on(self.executor, _carry_out_elsewhere, done + tasks):
+        for task, built in load(_RUN_ON)(self.executor, _carry_out_elsewhere, done + tasks):
             if self.on_progress is not None:
                 size = sum(task.source.numbers("bytes"))
                 self.on_progress(Progress(len(task.source), size, len(built.result.bad)))
@@ -110,7 +113,7 @@ class Builder(Processes):
                 list_part, rest, workers=self.workers, on_progress=self.on_progress
             )
             return
-        for task, listed in run_on(self.executor, list_part, rest):
+        for task, listed in load(_RUN_ON)(self.executor, list_part, rest):
             if self.on_progress is not None:
                 self.on_progress(Progress(listed.images))
             yield task, listed

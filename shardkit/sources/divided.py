@@ -22,7 +22,7 @@ from shardkit.contracts import (
     as_packed,
 )
 from shardkit.errors import CorruptDataset, Problem, UsageError, setting
-from shardkit.registry import get_source, source_names
+from shardkit.registry import get_source, is_source
 from shardkit.sources.opening import DIVISION, DivisionOptions
 from shardkit.sources.wrapper import Wrapper
 from shardkit.system.text import as_command, name_list, quoted
@@ -245,7 +245,7 @@ class Divided(Wrapper):
 
     def _other_way(self, group: str) -> str:
         """Return what to do if the source does not state groups."""
-        if self.kind not in source_names():  # Python samples, which are not read for groups
+        if not is_source(self.kind):  # Python samples, which are not read for groups
             return "Convert them first, then"
         if get_source(self.kind).has_option("keep"):
             return (

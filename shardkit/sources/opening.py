@@ -15,7 +15,7 @@ from shardkit.contracts import Source, SourceOptions
 from shardkit.errors import UsageError, setting
 from shardkit.kinds.field import Field, Schema
 from shardkit.options import changed, option, require_names
-from shardkit.registry import DEFAULT_SOURCE, get_source, open_source, source_names
+from shardkit.registry import DEFAULT_SOURCE, get_source, is_source, open_source, source_names
 from shardkit.sources.imagefolder import FolderOptions
 from shardkit.system.late import load
 from shardkit.system.text import quoted
@@ -154,7 +154,7 @@ def reopen(kind: str, root: Any, described: Described, schema: Schema) -> Source
             f"the dataset was converted from a source of kind {quoted(kind)}",
             remedy="pass its path",
         )
-    if kind not in source_names():
+    if not is_source(kind):
         raise UsageError(
             f"the dataset was converted from a source of kind {quoted(kind)}, which is not "
             "installed;",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from multiprocessing import util
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ def guard_helpers() -> None:
     parent's module path anyway, but only after its first imports.
     """
     global _usual  # noqa: PLW0603 - the original function, replaced once per process
+    util: Any = import_module("multiprocessing.util")  # it takes 8 ms
     if util.spawnv_passfds is not _start:
         _usual = util.spawnv_passfds
         util.spawnv_passfds = _start

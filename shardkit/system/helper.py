@@ -30,7 +30,7 @@ from typing import IO, Any, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 from shardkit import errors
 from shardkit.errors import ShardkitError
 from shardkit.system.bootstrap import RECEIVER, command
-from shardkit.system.pool import end_with_parent
+from shardkit.system.processes import end_with_parent
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

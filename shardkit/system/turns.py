@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import reduction
 from typing import Any
+
+from shardkit.system.late import load
 
 _thread = threading.RLock()
 _depth = 0
@@ -29,7 +29,7 @@ class Turn:
         self.descriptor = descriptor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (reduction.DupFd(self.descriptor),)
+        return _received, (load("multiprocessing.reduction:DupFd")(self.descriptor),)
 
 
 def shared_turn() -> Turn:
@@ -43,8 +43,8 @@ def shared_turn() -> Turn:
 def _unnamed_file() -> int:
     if hasattr(os, "memfd_create"):  # the disk for temporary files may have no locks
         return os.memfd_create("shardkit")
-    with tempfile.TemporaryFile() as file:  # pragma: no cover - macOS
-        return os.dup(file.fileno())
+    with load("tempfile:TemporaryFile")() as file:  # pragma: no cover - macOS
+        return int(os.dup(file.fileno()))
 
 
 def join_turn(turn: Turn) -> None:

@@ -21,7 +21,7 @@ from torch import nn
 from shardkit.errors import MeasurementTimeout, UsageError
 from shardkit.options import check_integer
 from shardkit.system.bootstrap import guard_helpers
-from shardkit.system.pool import end_with_parent
+from shardkit.system.processes import end_with_parent
 from shardkit.system.text import parse_bytes
 from shardkit.system.text import size as in_words
 

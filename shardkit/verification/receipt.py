@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from shardkit._version import __version__, version_of
+from shardkit._version import __version__
 from shardkit.dataset.manifest import MANIFEST_NAME, build_typed
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import as_text, read_small, write_atomically
+from shardkit.system.packages import version_of
 from shardkit.system.text import quoted
 from shardkit.system.user_files import remove_leftovers
 from shardkit.verification.findings import Finding

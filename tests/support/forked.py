@@ -29,9 +29,9 @@ from unittest import mock
 
 import shardkit
 from shardkit.cli.main import main
-from shardkit.system import helper, native, pool
+from shardkit.system import helper, native, pool, processes
 
-_begin = pool._begin
+_begin = processes._begin
 _spawn: Any = util.spawnv_passfds
 launch = helper._launch
 """The real one."""
@@ -76,7 +76,7 @@ def fork_workers() -> None:
     """Make conversions of this process fork their workers, and its helpers fork."""
     pool._START_METHOD = "forkserver"
     pool._WORTHWHILE = 0  # also for the little that tests convert
-    pool._begin = Begin()  # type: ignore[assignment]
+    processes._begin = Begin()  # type: ignore[assignment]
     helper._launch = LaunchFork()
 
 
@@ -100,7 +100,7 @@ def _fork(path: Any, arguments: Sequence[str], descriptors: Sequence[int]) -> in
 
 
 class Begin:
-    """`pool._begin` in a fork of the server, with the variables of the process that needs it."""
+    """`processes._begin` in a fork of the server, with the variables of its user."""
 
     def __call__(self, *arguments: Any) -> None:
         """Begin in a fork of this process; in one of the server, a replacement is called."""

@@ -31,7 +31,8 @@ from refusals import refused
 from shardkit import ShardkitError, convert, verify
 from shardkit.errors import BadImage, CorruptRecord
 from shardkit.system import pool
-from shardkit.system.pool import Meter, Progress, Team, run_tasks, team, worthwhile
+from shardkit.system import processes as worker_processes
+from shardkit.system.pool import Meter, Progress, run_tasks, team, worthwhile
 
 
 def processes(folder: Path) -> set[int]:
@@ -59,7 +60,7 @@ def test_ctrl_c_while_futures_are_locked_leaves_none_locked() -> None:
     last._condition = Mock(
         acquire=Mock(side_effect=KeyboardInterrupt), release=Mock(side_effect=RuntimeError)
     )
-    with pytest.raises(KeyboardInterrupt), pool._unlocking(futures):
+    with pytest.raises(KeyboardInterrupt), worker_processes._unlocking(futures):
         wait(futures)
     free: list[bool] = []
     others = [future._condition for future in futures if future is not last]
@@ -77,7 +78,7 @@ def test_nothing_of_an_ended_executor_runs(tmp_path: Path) -> None:
     for _ in range(5):
         executor = ProcessPoolExecutor(2, multiprocessing.get_context("fork"))
         executor.submit(time.sleep, DEADLINE)
-        pool._end(executor)
+        worker_processes._end(executor)
         assert set(threading.enumerate()) <= before
 
 
@@ -173,7 +174,7 @@ def test_workers_of_a_command_fork_unless_a_library_has_threads() -> None:
         "sys.mark = 'here'  # a new Python does not have it\n"
         "found = [*pool.run_tasks(eval, ['__import__(\"sys\").mark'] * 2, workers=2)]\n"
         "sys.modules['torch'] = sys\n"
-        "print([mark for _, mark in found], pool._method())"
+        "print([mark for _, mark in found], pool.start_method())"
     )
     done = python(code)
     assert (done.stdout.strip(), done.stderr) == ("['here', 'here'] spawn", "")
@@ -344,7 +345,7 @@ def test_a_dead_process_that_its_executor_has_not_noticed_is_an_error() -> None:
     executor = Mock(_processes={1: Mock(exitcode=-signal.SIGKILL)})
     executor.submit.return_value = Future()  # never done
     with pytest.raises(BrokenProcessPool):
-        Team(2, executor).map_at_once(where, [1, 2])
+        worker_processes._HelpedTeam(2, executor).map_at_once(where, [1, 2])
 
 
 def test_processes_end_when_their_results_are_abandoned() -> None:
