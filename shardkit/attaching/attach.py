@@ -355,8 +355,6 @@ def _fingerprint(plan: _AttachPlan) -> ConversionFingerprint:
             "classes": plan.scan.classes and list(plan.scan.classes),
             "the folder of the archives": [split.folder for split in plan.splits.values()],
         },
-        images={},
-        files={},
         on_error=plan.options.on_error,
     )
 

@@ -76,7 +76,7 @@ def change_request(
         "the fields to change": list(fields),
         "the dataset": states,
     }
-    return ConversionFingerprint(settings=settings, images={}, files={}, on_error="fail")
+    return ConversionFingerprint(settings)
 
 
 LayersOf = Callable[[str, Manifest], tuple[Sequence[Layer], int]]

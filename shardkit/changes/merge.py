@@ -151,4 +151,4 @@ def _fingerprint(merged: Mapping[str, Sequence[OpenedDataset]]) -> ConversionFin
         ]
         for split, datasets in merged.items()
     }
-    return ConversionFingerprint(settings=settings, images={}, files={}, on_error="fail")
+    return ConversionFingerprint(settings)

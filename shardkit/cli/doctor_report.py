@@ -320,16 +320,8 @@ def _next(report: DoctorReport, diagnosis: Diagnosis, profile: Profile) -> list[
     if diagnosis.decisive_seconds is not None:
         again = f"repeat the same command{_longer(diagnosis)} on an idle machine"
         return _lines("next", f"{again}: the rounds differ too much")
-    return _lines(
-        "next", f"nothing that was measured helps: look at {_look_at(diagnosis, profile)}"
-    )
-
-
-def _look_at(diagnosis: Diagnosis, profile: Profile) -> str:
-    """Return where the time is."""
-    if profile.tail:
-        return "the images in the tail"
-    return _stage(diagnosis.cause, profile)
+    slow = "the images in the tail" if profile.tail else _stage(diagnosis.cause, profile)
+    return _lines("next", f"nothing that was measured helps: look at {slow}")
 
 
 def _spread(rate: Range) -> str:

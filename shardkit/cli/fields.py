@@ -175,8 +175,4 @@ def _show(dataset: Path, changed: Changed, text: str, run: Run) -> None:
     if changed.written and stored:
         line("layers", size(stored))
     if changed.written and any(m.can_undo for m in changed.manifests.values()):
-        line("undo", _undo(dataset))
-
-
-def _undo(dataset: Path) -> str:
-    return as_command("fields", "undo", dataset)
+        line("undo", as_command("fields", "undo", dataset))

@@ -87,7 +87,8 @@ class Run:
         if self.output.json and not self._ended:
             self._ended = True
             common = {"exit_code": code, "seconds": round(self.seconds, 3), "error": error}
-            emit({**common, **self._fields, **common})
+            value = json_value({**common, **self._fields, **common})  # NaN and infinity are null
+            _write(json.dumps(value, indent=1, allow_nan=False), err=False)  # ASCII alone
 
 
 def flags_of(ctx: click.Context) -> Callable[[str, str], str]:
@@ -154,11 +155,6 @@ def open_streams() -> None:
 def say(text: str = "", *, err: bool = False) -> None:
     """Print one line; control characters, even line breaks, are escaped."""
     _write(printable(text, _LONGEST), err=err)
-
-
-def emit(value: Any) -> None:
-    """Print a value as JSON; NaN and infinity become null."""
-    _write(json.dumps(json_value(value), indent=1, allow_nan=False), err=False)  # ASCII alone
 
 
 def show_usage_error(error: click.ClickException) -> None:

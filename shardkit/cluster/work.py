@@ -47,6 +47,7 @@ from shardkit.options import option, require_valid, takes
 from shardkit.recipe import Recipe
 from shardkit.remote.bucket import committed_at
 from shardkit.system.safe_paths import is_file
+from shardkit.system.text import amount
 from shardkit.system.urls import as_url
 
 
@@ -202,9 +203,9 @@ def work(options: WorkOptions, target: str | Path) -> dict[int, Built]:
     unbuilt = [built.result for built in outcomes.values() if built.result.entry is None]
     problems = [problem for result in unbuilt for problem in result.bad]
     if problems:
-        count = f"{len(problems):,} bad file{'s' * (len(problems) > 1)}"
         error = BadImages(
-            f"{count}", remedy="Fix bad files, or plan again with --on-error skip --force."
+            amount(len(problems), "bad file"),
+            remedy="Fix bad files, or plan again with --on-error skip --force.",
         )
         error.problems = tuple(problems)
         raise error

@@ -6,7 +6,7 @@ import hashlib
 import io
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,11 +44,11 @@ class ConversionFingerprint:
 
     settings: dict[str, Any]
     """Options, classes and library versions, by their names in messages."""
-    images: dict[str, int]
+    images: dict[str, int] = field(default_factory=dict)
     """Number of images before any limit, by split."""
-    files: Files
+    files: Files = field(default_factory=dict)
     """A text that changes with the file, by path (with splits, below the split's name)."""
-    on_error: str
+    on_error: str = "fail"
     """Handling of bad images; changes no shard without bad images."""
 
     @cached_property

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import UsageError
+from shardkit.system.text import amount
 
 Column = npt.NDArray[np.generic]
 """One value for each row. Missing values are masked, or None in an array of objects."""
@@ -116,4 +117,4 @@ def _codes(column: Column) -> npt.NDArray[np.generic]:
 
 
 def _more(count: int, noun: str) -> str:
-    return f", and {count} more {noun}{'s' * (count > 1)}" if count > 0 else ""
+    return f", and {amount(count, f'more {noun}')}" if count > 0 else ""

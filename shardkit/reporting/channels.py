@@ -12,6 +12,7 @@ from shardkit.dataset.decode import decode_shown
 from shardkit.errors import BadImage
 from shardkit.record import STORED_KINDS
 from shardkit.reporting.collection import Collection
+from shardkit.reporting.fields import sampled_rows
 
 _SAMPLE = 64
 """Reduced images whose details are measured: enough for a standard deviation within 1%."""
@@ -33,14 +34,13 @@ def channel_statistics(images: Collection) -> tuple[list[float], list[float]]:
     large = images.index["field"][rows] == STORED_KINDS.index("jpg")
     reduced = rows[large & (images.sizes[rows].min(1) > SIDE)]
     if len(reduced):
-        count = min(len(reduced), _SAMPLE)
-        sample = np.sort(np.random.default_rng(0).choice(reduced, count, replace=False))
+        sample = reduced[sampled_rows(len(reduced), _SAMPLE)]
         lost = np.zeros(3)
         for row, image in images.read(sample):
             with contextlib.suppress(BadImage):  # its facts are wrong
                 lines = decode_shown(image)[::2]  # the others differ little
                 lost += _squares(measure(lines)) - _squares(images.facts[row])
-        squares += lost / count * (len(reduced) / len(rows))
+        squares += lost / len(sample) * (len(reduced) / len(rows))
     std = np.sqrt(np.maximum(squares - middle**2, 0))
     return (middle / 255).tolist(), (std / 255).tolist()
 

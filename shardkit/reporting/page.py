@@ -6,6 +6,7 @@ import base64
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from operator import itemgetter
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from shardkit.reporting.findings import KINDS, Findings, Group
 from shardkit.reporting.pictures import COLORS as BOX_COLORS
 from shardkit.reporting.pictures import data_uri, picture
 from shardkit.reporting.report import DatasetReport
-from shardkit.system.text import printable, shortened, size
+from shardkit.system.text import amount, printable, shortened, size
 
 MARK = "made by shardkit report"
 """At the start of each page, so that only these are ever overwritten."""
@@ -165,14 +166,9 @@ def _summary(report: DatasetReport) -> str:
     images = report.images
     nonempty = sum(bool(finding.groups) for finding in report.findings)
     datasets = f" in {len(images.members)} datasets" if len(images.members) > 1 else ""
-    classes = f", {_amount(len(images.classes), 'class')}" if images.classes else ""
-    kinds = _amount(nonempty, "kind") + " of findings" if nonempty else "no findings"
-    return f"{_amount(int(images.present.sum()), 'image')}{datasets}{classes}; {kinds}."
-
-
-def _amount(count: int, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{count:,} {noun if count == 1 else plural}"
+    classes = f", {amount(len(images.classes), 'class')}" if images.classes else ""
+    kinds = amount(nonempty, "kind") + " of findings" if nonempty else "no findings"
+    return f"{amount(int(images.present.sum()), 'image')}{datasets}{classes}; {kinds}."
 
 
 class _Album:
@@ -221,11 +217,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]], name: str) -> 
         if isinstance(value, int):
             return f'<td class="n">{value:,}</td>'
         text = _safe(str(value))
-        return (
-            f'<td><a href="#{text}">{text}</a></td>'
-            if isinstance(value, _Link)
-            else f"<td>{text}</td>"
-        )
+        is_link = isinstance(value, _Link)
+        return f'<td><a href="#{text}">{text}</a></td>' if is_link else f"<td>{text}</td>"
 
     first, *others = rows
     heads = [
@@ -242,21 +235,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]], name: str) -> 
 
 def _overview(report: DatasetReport) -> str:
     overview = report.overview()
-    datasets = _table(
-        ("Dataset", "Format", "Rows", "Shards", "Bytes", "Digest"),
-        [
-            (
-                dataset["name"],
-                dataset["format"],
-                dataset["rows"],
-                dataset["shards"],
-                size(dataset["bytes"]),
-                dataset["digest"][:16],
-            )
-            for dataset in overview["datasets"]
-        ],
-        "Datasets",
-    )
+    columns = itemgetter("name", "format", "rows", "shards")
+    rows = [
+        (*columns(dataset), size(dataset["bytes"]), dataset["digest"][:16])
+        for dataset in overview["datasets"]
+    ]
+    datasets = _table(("Dataset", "Format", "Rows", "Shards", "Bytes", "Digest"), rows, "Datasets")
     facts = [
         ("Images", f"{overview['images']:,}"),
         ("Encoded size of images", size(overview["image_bytes"])),
@@ -332,23 +316,13 @@ def _sheets(report: DatasetReport, album: _Album) -> str:
         rows = np.flatnonzero(labels == number)
         drawn = rows[sampled_rows(len(rows), _PER_CLASS, _SEED)]
         name = "Without a label" if number == NO_LABEL else images.classes[number]
-        blocks.append(f"<h3>{_safe(name)} ({_amount(len(rows), 'image')})</h3>")
+        blocks.append(f"<h3>{_safe(name)} ({amount(len(rows), 'image')})</h3>")
         blocks.append(album.items(drawn.tolist()))
     return "\n".join(blocks)
 
 
 def _fields(report: DatasetReport) -> str:
-    rows = [
-        (
-            field["dataset"],
-            field["name"],
-            field["kind"],
-            field["rows"],
-            field["what"],
-            field["summary"],
-        )
-        for field in report.fields
-    ]
+    rows = map(itemgetter("dataset", "name", "kind", "rows", "what", "summary"), report.fields)
     head = ("Dataset", "Field", "Kind", "Rows examined", "Counted", "Distribution")
     blocks = [_table(head, rows, "List of fields")]
     for field in report.fields:
@@ -405,7 +379,7 @@ def _finding(report: DatasetReport, finding: Findings, album: _Album) -> str:
         body += "<p>There are more similar pairs than can be listed. Use a lower --distance.</p>"
     return (
         f'<details open id="{finding.kind}">'
-        f"<summary>{finding.kind}: {_amount(finding.rows, 'image')}</summary>"
+        f"<summary>{finding.kind}: {amount(finding.rows, 'image')}</summary>"
         f"<p>{_safe(KINDS[finding.kind])}.</p>{body}{_downloads(report, finding)}</details>"
     )
 

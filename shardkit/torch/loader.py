@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from os import PathLike
 from typing import Any, Generic, Protocol
 
@@ -20,7 +20,7 @@ from shardkit.torch.data import nested
 from shardkit.torch.data.collate import collate
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.order_options import OrderedDataset, OrderOptions
-from shardkit.torch.data.resume import ResumeState
+from shardkit.torch.data.resume import Resumable, ResumeState
 from shardkit.torch.data.schedule import BatchSchedule
 from shardkit.torch.engine import preflight
 from shardkit.torch.engine.fetch import Engine, Fetch
@@ -124,7 +124,7 @@ class TrainerEpochs:
 
 # Not a subclass of DataLoader: frameworks take those apart and rebuild them with samplers of their
 # own. The process engine uses a real one inside.
-class Loader(Generic[Batch_co]):
+class Loader(Resumable, Generic[Batch_co]):
     """Yields the batches of one epoch in each iteration; created by `make_loader`.
 
     It has the interface of ``torch.utils.data.DataLoader`` that training loops use: ``len`` (the
@@ -201,41 +201,12 @@ class Loader(Generic[Batch_co]):
             f"{self.reason}"
         )
 
-    @property
-    def epoch(self) -> int:
-        """The last epoch started, or the next one once it is exhausted."""
-        return self._resume.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration read ``epoch``, or the rest of it after `load_state_dict`.
-
-        Raises:
-            UsageError: If ``epoch`` is not an integer of at least 0.
-        """
-        self._resume.set_epoch(epoch)
-
     def end_epochs_after(self, batches: int) -> None:
         """If a state is at least ``batches`` batches into its epoch, resume it with the next epoch.
 
         Use this for trainers that end epochs early; ``len`` and iterations do not change.
         """
         self._resume.limit = batches * self.batch_size * self._schedule.rank.world_size
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of the next batch, as JSON values.
-
-        The state is the same on all ranks, and a run with any number of ranks and workers and any
-        batch size can resume from it.
-        """
-        return self._resume.state()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from ``state`` in the next iteration.
-
-        Raises:
-            StateMismatch: If ``state`` is damaged, or belongs to another dataset, order or version.
-        """
-        self._resume.load(state)
 
     def close(self) -> None:
         """Stop worker processes now instead of with the loader, which can still be used."""

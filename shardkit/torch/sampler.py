@@ -15,11 +15,11 @@ from shardkit.torch.data import nested
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.order_options import OrderOptions
 from shardkit.torch.data.read_context import NumberedRows, ReadContext
-from shardkit.torch.data.resume import ResumeState
+from shardkit.torch.data.resume import Resumable, ResumeState
 from shardkit.torch.data.schedule import Request
 
 
-class EpochBatchSampler(Sampler[list[int]]):
+class EpochBatchSampler(Resumable, Sampler[list[int]]):
     """Batches of rows in shardkit's order, for ``DataLoader(dataset, batch_sampler=...)``.
 
     The order is that of `shardkit.make_loader`: different in each epoch, divided among ranks, and
@@ -110,29 +110,12 @@ class EpochBatchSampler(Sampler[list[int]]):
             request.seed, request.epoch, repeats=repeats or None, op=self._op, views=self._ops
         )
 
-    @property
-    def epoch(self) -> int:
-        """The last epoch started, or the next one once it is exhausted."""
-        return self._resume.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration read ``epoch``, or the rest of it after `load_state_dict`.
-
-        Raises:
-            UsageError: If ``epoch`` is not an integer of at least 0.
-        """
-        self._resume.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch of rows yielded."""
-        return self._resume.state()
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state`` in the next iteration, which is empty if its epoch is exhausted.
 
         Raises:
             StateMismatch: If ``state`` is damaged, or belongs to another dataset, order or version.
         """
-        self._resume.load(state)
+        super().load_state_dict(state)
         # torchdata starts an exhausted epoch, reads ahead, and starts again: skip no epoch then.
         self._resume.keep_epoch()

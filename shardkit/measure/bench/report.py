@@ -109,8 +109,7 @@ class Line:
         measured = self.measured
         title = shortened(self.loader, 60)
         if measured is not None and not self.loader.startswith(measured.engine):
-            workers = f"{measured.workers} worker{'s' * (measured.workers != 1)}"
-            title += f": {measured.engine} engine, {workers}"
+            title += f": {measured.engine} engine, {amount(measured.workers, 'worker')}"
         return f"{title}  (the baseline)" if self.baseline else title
 
 

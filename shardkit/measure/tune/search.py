@@ -21,6 +21,7 @@ from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.measure.runner.rounds import Spread, Watch, turn
 from shardkit.measure.runner.spec import LoadCost, LoaderSpec
 from shardkit.system.priority import priority_problem
+from shardkit.system.text import amount
 from shardkit.torch.engine.options import ENGINE_KINDS
 
 GAIN = 1.05
@@ -74,11 +75,11 @@ MeasurementFailed."""
 
 def name_of(setting: LoaderSpec) -> str:
     """Return the name of a setting in reports."""
-    workers = f"{setting.workers} worker{'s' * (setting.workers != 1)}"
     prefetch = f"prefetch factor {setting.prefetch_factor}, " * bool(setting.prefetch_factor)
     priority = f"{setting.priority} priority, " * bool(setting.priority)
     pinned = "no pinned memory, " * (setting.pin_memory is False)
     batches = f"batches of {setting.batch_size}"
+    workers = amount(setting.workers, "worker")
     return f"{setting.engine}, {workers}, {prefetch}{priority}{pinned}{batches}"
 
 

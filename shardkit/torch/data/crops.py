@@ -7,18 +7,16 @@ can continue.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkit.errors import UsageError, setting
-from shardkit.sampling.order import BatchDraws, Draws, below, uniform
+from shardkit.sampling.order import Draws, below, uniform
 from shardkit.system import compiled
 from shardkit.system.compiled import CROP_NUMBERS
-from shardkit.torch.data.ops import Crop, ImageOp, is_number
+from shardkit.torch.data.ops import Crop, CropNumbers, ImageOp, MakeDraws, Sides, is_number
 
 MOST_SIDE = 65535
 """Maximum side of a crop: that of a JPEG."""
@@ -53,12 +51,7 @@ class Resize(ImageOp):
         """Return the whole image, scaled."""
         return Crop(0, 0, width, height, _resized(self.size, width, height))
 
-    def numbers(
-        self,
-        widths: npt.NDArray[np.int64],
-        heights: npt.NDArray[np.int64],
-        draws: Callable[[], BatchDraws],
-    ) -> npt.NDArray[np.int64] | None:
+    def numbers(self, widths: Sides, heights: Sides, draws: MakeDraws) -> CropNumbers | None:
         """Return the whole images, scaled to one size."""
         if self.fixed_size is None or type(self).crop is not Resize.crop:
             return None
@@ -109,12 +102,7 @@ class CenterCrop(ImageOp):
         scaled = None if self.resize is None else (scaled_height, scaled_width)
         return Crop(left, top, crop_width, crop_height, size, scaled=scaled)
 
-    def numbers(
-        self,
-        widths: npt.NDArray[np.int64],
-        heights: npt.NDArray[np.int64],
-        draws: Callable[[], BatchDraws],
-    ) -> npt.NDArray[np.int64] | None:
+    def numbers(self, widths: Sides, heights: Sides, draws: MakeDraws) -> CropNumbers | None:
         """Return the centers."""
         if type(self).crop is not CenterCrop.crop:
             return None
@@ -187,12 +175,7 @@ class RandomResizedCrop(ImageOp):
             across = max(1, round(height * self.ratio[1]))
         return Crop((width - across) // 2, (height - down) // 2, across, down, size, flip)
 
-    def numbers(
-        self,
-        widths: npt.NDArray[np.int64],
-        heights: npt.NDArray[np.int64],
-        draws: Callable[[], BatchDraws],
-    ) -> npt.NDArray[np.int32] | None:
+    def numbers(self, widths: Sides, heights: Sides, draws: MakeDraws) -> CropNumbers | None:
         """Return the crops that `crop` draws, from the compiled module."""
         if type(self).crop is not RandomResizedCrop.crop:
             return None
@@ -249,12 +232,7 @@ class RandomCrop(ImageOp):
         top = draws.below(height + 2 * down - crop_height + 1) - down
         return Crop(left, top, crop_width, crop_height, (crop_height, crop_width), flip)
 
-    def numbers(
-        self,
-        widths: npt.NDArray[np.int64],
-        heights: npt.NDArray[np.int64],
-        draws: Callable[[], BatchDraws],
-    ) -> npt.NDArray[np.int64] | None:
+    def numbers(self, widths: Sides, heights: Sides, draws: MakeDraws) -> CropNumbers | None:
         """Return the crops that `crop` draws."""
         if type(self).crop is not RandomCrop.crop:
             return None

@@ -29,6 +29,15 @@ from shardkit.system.compiled import CropTable
 Filter = Literal["bilinear", "bicubic"]
 FILTERS = get_args(Filter)
 
+Sides = npt.NDArray[np.int64]
+"""Widths or heights of images in pixels: shape (N,)."""
+
+MakeDraws = Callable[[], BatchDraws]
+"""Returns the random numbers of the samples of a batch."""
+
+CropNumbers = npt.NDArray[np.integer[Any]]
+"""Crops as in `shardkit.system.compiled.CropTable`."""
+
 _MOST = 2**31 - 1
 """The largest number of a crop for the compiled module."""
 
@@ -105,12 +114,7 @@ class ImageOp(ABC):
         crop_of = {size: self.crop(*size, none) for size in set(sizes)}
         return [crop_of[size] for size in sizes]
 
-    def numbers(
-        self,
-        widths: npt.NDArray[np.int64],
-        heights: npt.NDArray[np.int64],
-        draws: Callable[[], BatchDraws],
-    ) -> npt.NDArray[np.integer[Any]] | None:
+    def numbers(self, widths: Sides, heights: Sides, draws: MakeDraws) -> CropNumbers | None:
         """Return `crops` as `shardkit.system.compiled.CropTable` has them, all at once.
 
         Args:
@@ -240,7 +244,7 @@ def select_crop_table(
     op: ImageOp,
     widths: npt.NDArray[np.uint32],
     heights: npt.NDArray[np.uint32],
-    draws: Callable[[], BatchDraws],
+    draws: MakeDraws,
 ) -> CropTable | None:
     """Return the crops of images for the compiled module, all at once; None if `op` cannot."""
     if type(op).render is not ImageOp.render or not len(widths):

@@ -142,7 +142,12 @@ class OrderOptions(RowOrder):
         )
         repeats = nested.row_repeats(dataset)
         schedule = BatchSchedule(self.order(dataset), batch_size, rank, epochs, repeats)
-        schedule.endless = schedule.require_endless(self.endless)
+        if self.endless and not len(schedule):
+            raise UsageError(
+                f"endless=True needs a batch in each epoch, but {schedule.size} samples make no "
+                "batch"
+            )
+        schedule.endless = self.endless
         return schedule
 
     def order(self, dataset: Any) -> Order:

@@ -108,11 +108,13 @@ class NumberedRows(list[int]):
 _READING: ContextVar[ReadContext | ref[NumberedRows] | None] = ContextVar("reading", default=None)
 
 
-def _context_of(rows: ref[NumberedRows]) -> ReadContext | None:
-    """Return the context that rows have set, if they still exist."""
-    numbered = rows()
-    if numbered is not None:
-        return numbered.current
+def _current() -> ReadContext | None:
+    """Return the context of this thread, unless the rows that have set it no longer exist."""
+    current = _READING.get()
+    if not isinstance(current, ref):
+        return current
+    if (rows := current()) is not None:
+        return rows.current
     _READING.set(None)
     return None
 
@@ -156,9 +158,7 @@ def new_block(
     if dtype != torch.uint8:
         in_bytes = (*shape[:-1], shape[-1] * dtype.itemsize)
         return new_block(in_bytes, shared=shared).view(dtype)
-    current = _READING.get()
-    if isinstance(current, ref):
-        current = _context_of(current)
+    current = _current()
     if current is not None and current.allocate is not None and shared:
         return current.allocate(shape)
     if not shared or get_worker_info() is None:
@@ -209,20 +209,18 @@ class BatchContext:
 
     def __init__(self, cell: EpochCell, view: int = 0, rows: object = None) -> None:
         """Use the context of `NumberedRows` or of the loader, or the epoch in ``cell``."""
-        current = rows.context if isinstance(rows, NumberedRows) else _READING.get()
-        if isinstance(current, ref):
-            current = _context_of(current)
-        epoch_and_seed = cell.get() if current is None else (current.epoch, current.seed)
-        self._alone = current is None or current.alone
-        self.mark = None if current is None else current.mark
+        current = rows.context if isinstance(rows, NumberedRows) else _current()
+        self._epoch_and_seed = cell.get() if current is None else (current.epoch, current.seed)
+        current = current or ReadContext(seed=0, epoch=0)
+        self._alone = current.alone
+        self.mark = current.mark
         """Receives the row being read, if not None."""
-        self._repeats = None if current is None else current.repeats
-        self._earlier = None if current is None else current.earlier
-        self.op = None if current is None else current.op
+        self._repeats = current.repeats
+        self._earlier = current.earlier
+        self.op = current.op
         """See `ReadContext`, as for ``views``."""
-        self.views = () if current is None else current.views
+        self.views = current.views
         self._dataset = id(cell)
-        self._epoch_and_seed = epoch_and_seed
         self._view = view
 
     def of_views(self) -> list[BatchContext]:

@@ -64,19 +64,19 @@ class ResumeState:
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration read ``epoch``, or the rest of it after `load`."""
         epoch = check_integer("epoch", epoch, 0)
-        if not (self._ready and epoch == self._epoch):
-            self._epoch = epoch
-            self._consumed = 0
-        self._ready = True
-        self._selected = True
-        self._run += 1
+        is_loaded = self._ready and epoch == self._epoch
+        self._go_to(epoch, self._consumed if is_loaded else 0, selected=True)
 
     def restart(self, epoch: int) -> None:
         """Make the next iteration read all of ``epoch``."""
+        self._go_to(epoch, 0, selected=True)
+
+    def _go_to(self, epoch: int, consumed: int, *, selected: bool) -> None:
+        """Make the next iteration start at a position."""
         self._epoch = epoch
-        self._consumed = 0
+        self._consumed = consumed
         self._ready = True
-        self._selected = True
+        self._selected = selected
         self._run += 1
 
     def follow(self, epoch: int) -> None:
@@ -137,11 +137,7 @@ class ResumeState:
         is damaged, or of another dataset, order or version.
         """
         self.check(state, of_worker=of_worker)
-        self._epoch = state["epoch"]
-        self._consumed = state["consumed"]
-        self._ready = True
-        self._selected = False
-        self._run += 1
+        self._go_to(state["epoch"], state["consumed"], selected=False)
 
     def check(self, state: Mapping[str, Any], *, of_worker: bool = False) -> None:
         """Raise `StateMismatch` unless `load` accepts ``state``."""
@@ -156,6 +152,41 @@ class ResumeState:
     def _is_exhausted(self) -> bool:
         ended = self.limit is not None and self._consumed >= self.limit
         return self._consumed > 0 and (ended or self._schedule.is_exhausted(self._consumed))
+
+
+class Resumable:
+    """What has a position in its epochs: a loader, or a sampler of batches."""
+
+    _resume: ResumeState
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch started, or the next one once it is exhausted."""
+        return self._resume.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration read ``epoch``, or the rest of it after `load_state_dict`.
+
+        Raises:
+            UsageError: If ``epoch`` is not an integer of at least 0.
+        """
+        self._resume.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the next batch, as JSON values.
+
+        The state is the same on all ranks, and a run with any number of ranks and workers and any
+        batch size can resume from it.
+        """
+        return self._resume.state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from ``state`` in the next iteration.
+
+        Raises:
+            StateMismatch: If ``state`` is damaged, or belongs to another dataset, order or version.
+        """
+        self._resume.load(state)
 
 
 def fingerprint(dataset: Any) -> str:

@@ -140,14 +140,6 @@ class BatchSchedule:
         """Samples of this rank in an epoch, including padding."""
         return count_samples(self.size, self.batch_size, self.rank)
 
-    def require_endless(self, endless: bool) -> bool:
-        """Return ``endless`` after checking that an endless iteration has batches."""
-        if endless and not len(self):
-            raise UsageError(
-                f"endless=True needs a batch in each epoch, but {self.size} samples make no batch"
-            )
-        return endless
-
     def requests(
         self, epoch: int, consumed: int = 0, *, endless: bool = False
     ) -> Iterator[Request]:
