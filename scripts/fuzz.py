@@ -87,8 +87,8 @@ def _save(summary: Summary, corpus: Path) -> list[str]:
     if not summary.found:
         return []
     jobs = [
-        {"target": summary.target, "data": found.data.hex(), "signature": found.signature}
-        for found in summary.found.values()
+        {"target": summary.target, "data": data.hex(), "signature": signature}
+        for signature, (_, data) in summary.found.items()
     ]
     with tempfile.TemporaryDirectory() as folder:
         smaller = [bytes.fromhex(result["data"]) for result in replay(jobs, Path(folder))]
@@ -106,11 +106,11 @@ def _report(summary: Summary, saved: list[str]) -> None:
     rate = summary.executions / max(summary.seconds, 1e-9)
     print(
         f"\n{summary.target}: {summary.executions} inputs in {summary.seconds:.0f} s "
-        f"({rate:.0f}/s), decided at {summary.sites} places, slowest {summary.slowest:.2f} s, "
+        f"({rate:.0f}/s), slowest {summary.slowest:.2f} s, "
         f"{summary.restarts} restarts"
     )
     print("  " + ", ".join(f"{name} {times}" for name, times in summary.outcomes.most_common()))
-    for found, place in zip(summary.found.values(), saved, strict=True):
+    for (found, _), place in zip(summary.found.values(), saved, strict=True):
         times = summary.times[found.signature]
         print(f"  FOUND {times} times: {found.kind}: {found.signature}: {place}")
         print("    " + found.detail.strip().replace("\n", "\n    ")[-1500:], flush=True)

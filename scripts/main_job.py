@@ -1,6 +1,6 @@
 """Prints the modules that the main job loads in a fresh process, with their lines.
 
-python scripts/main_job.py [FOLDER]
+python scripts/main_job.py
 
 It converts a folder of photographs to each format with a resize, verifies, compares, damages and
 repairs the datasets, and reads them with threads and with processes.
@@ -48,9 +48,9 @@ def do_main_job(folder: Path) -> None:
 
 
 def main() -> None:
-    """Do it in a temporary folder, or in one that exists."""
-    with tempfile.TemporaryDirectory() as temporary:
-        do_main_job(Path(sys.argv[1] if len(sys.argv) > 1 else temporary))
+    """Do it in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        do_main_job(Path(folder))
     root = Path(shardkit.__file__).parent
     total = 0
     for path in sorted(root.rglob("*.py")):

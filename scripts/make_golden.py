@@ -31,13 +31,11 @@ from PIL import Image
 from shardkit.attaching.attach import attach
 from shardkit.changes.append import append
 from shardkit.changes.fields import add_fields, replace_fields
-from shardkit.conversion.convert import convert, convert_scan
-from shardkit.conversion.plan import ConvertOptions
+from shardkit.conversion.convert import convert
 from shardkit.dataset.manifest import load_manifest
 from shardkit.kinds.field import Field
 from shardkit.recipe import Recipe
 from shardkit.record import make_keys
-from shardkit.sources.imagefolder import scan_imagefolder
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 FORMATS = ("hdf5", "lmdb", "webdataset")
@@ -66,11 +64,6 @@ RAW = Recipe(encode="raw", resize=(6, 4), resize_mode="stretch", enlarge=True, f
 
 OPTIONS = {"labelled": Recipe(), "raw": RAW, "planes": Recipe(encode="planes")}
 SOURCES = {"labelled": "source", "raw": "source", "planes": "photos"}
-
-
-def options(storage: str, kind: str) -> ConvertOptions:
-    """Return the options with which a golden dataset is made: two shards, of three and two."""
-    return ConvertOptions(to=storage, recipe=OPTIONS[kind], shard_samples=3, seed=1)
 
 
 SCHEMA = {
@@ -146,8 +139,9 @@ def _makers() -> dict[str, Callable[[Path], object]]:
 
 
 def convert_pictures(storage: str, kind: str, target: Path) -> None:
-    """Make a golden dataset of pictures with one of `OPTIONS`."""
-    convert_scan(scan_imagefolder(GOLDEN / SOURCES[kind]), target, options(storage, kind))
+    """Make a golden dataset of pictures with one of `OPTIONS`: two shards, of three and two."""
+    source = GOLDEN / SOURCES[kind]
+    convert(source, target, to=storage, recipe=OPTIONS[kind], shard_samples=3, seed=1)
 
 
 CAPTIONS = {path: f"größe of {path}" for path in PICTURES}

@@ -220,13 +220,10 @@ def apply(mutant: Mutation) -> None:
 def _function_at(line: int, code: CodeType) -> CodeType:
     """Return the outermost function with a line, of a module or of its classes."""
     found = [each for each in code.co_consts if isinstance(each, CodeType)]
-    last = max((each for each in found if each.co_firstlineno <= line), key=_first_line)
+    above = [each for each in found if each.co_firstlineno <= line]
+    last = max(above, key=lambda each: each.co_firstlineno)
     is_class = not last.co_flags & inspect.CO_NEWLOCALS
     return _function_at(line, last) if is_class else last
-
-
-def _first_line(code: CodeType) -> int:
-    return code.co_firstlineno
 
 
 def chosen(names: Sequence[str]) -> list[Mutation]:

@@ -1,6 +1,6 @@
 """One command for a machine with a GPU: loading, training and checks, in nine minutes.
 
-    python scripts/bench/gpu.py [PHOTOS] [--results DIR] [--minutes 8.5] [--only checks,training]
+    python scripts/bench/gpu.py [PHOTOS] [--results DIR] [--minutes 8.5] [--only data]
 
 PHOTOS is a folder of JPEG files; without it, photographs are generated. Nothing else is needed: no
 network, no torchvision. Each part runs in its own process with a share of the time, so one that
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
             "photos": None if given.photos is None else str(given.photos.absolute()),
             "is_small": given.device == "cpu",
         }
-        parts = [part for part in PARTS if part.name in given.only]
+        parts = [part for part in PARTS if not given.only or part.name in given.only]
         outcomes = run_parts(parts, job, given.results.absolute(), 60 * given.minutes)
     values = {"device": given.device, "parts": [asdict(outcome) for outcome in outcomes]}
     (given.results / "gpu.json").write_text(json.dumps(values, indent=1) + "\n", "utf-8")
@@ -126,35 +126,17 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("photos", type=Path, nargs="?", help=photos)
     results = "Folder for gpu.json, gpu.md and logs (default: gpu-results)."
     parser.add_argument("--results", type=Path, default=Path("gpu-results"), help=results)
-    parser.add_argument("--minutes", type=_minutes, default=8.5, help="Time for all (8.5).")
+    parser.add_argument("--minutes", type=float, default=8.5, help="Time for all (8.5).")
     device = "cpu runs a small version without a GPU (default: cuda)."
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help=device)
     names = [part.name for part in PARTS]
-    only = f"Some of {','.join(names)}; all but environment need data."
-    parser.add_argument("--only", type=_names, default=names, help=only)
+    only = "One of the parts; again for more. All but environment need data."
+    parser.add_argument("--only", action="append", choices=names, help=only)
     parser.add_argument("--work", type=Path, help="Folder for datasets, which are removed.")
     given = parser.parse_args(arguments)
     if given.photos is not None and not given.photos.is_dir():
         parser.error(f"{given.photos} is not a folder")
     return given
-
-
-def _minutes(text: str) -> float:
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = 0.0
-    if not 0 < minutes < 1440:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes above 0")
-    return minutes
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in {part.name for part in PARTS}:
-            raise argparse.ArgumentTypeError(f"{name!r} is no part")
-    return names
 
 
 if __name__ == "__main__":

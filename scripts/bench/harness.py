@@ -15,8 +15,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from shardkit.measure.runner.rounds import turn
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -25,7 +28,7 @@ NEAR = 5.0
 """Mean absolute difference, of 255, that an image may have if it is decoded with fast transforms;
 over all images it may be half of that. On 176 photographs of 256 pixels FFCV has 1.0 in the mean
 and 1.1 at most, fast upsampling 1.5 and 3.8; shifting all by one pixel has 9.3 in the mean, and two
-photographs differ by 23.6 at the least (each run says how much it is for its own)."""
+photographs differ by 23.6 at the least."""
 
 PATIENCE = 900.0
 """Seconds that an answer may take; preparing a dataset is the longest."""
@@ -93,23 +96,8 @@ class Failed(Exception):
     """A contender cannot be measured; the message says why."""
 
 
-class Runner(Protocol):
-    """Does the work of a contender once."""
-
-    def epoch(self) -> tuple[int, float]:
-        """Return the number of images and the seconds they took."""
-
-
-class Work:
-    """A contender that is a function of this process, which returns the number of images."""
-
-    def __init__(self, function: Callable[[], int]) -> None:
-        self._function = function
-
-    def epoch(self) -> tuple[int, float]:
-        """Call it."""
-        begun = time.perf_counter()
-        return self._function(), time.perf_counter() - begun
+Epoch = Callable[[], tuple[int, float]]
+"""Does the work of a contender once; returns the number of images and the seconds they took."""
 
 
 class MeasurementProcess:
@@ -138,10 +126,10 @@ class MeasurementProcess:
 
     def start(self) -> str:
         """Wait until it is up and its dataset is made; return the version of its library."""
-        hello = self._answer()
-        if "missing" in hello:
+        found = self.ask("prepare")
+        if "missing" in found:
             raise Failed(_not_installed(self.contender))
-        return str(self.ask("prepare")["version"])
+        return str(found["version"])
 
     def check(self) -> str:
         """Raise `Failed` unless it delivers the images and labels; return how near they were."""
@@ -210,7 +198,7 @@ def run_interleaved(
             except Failed as error:
                 results[name].note = str(error)
                 served.pop(name).close()
-        time_rounds(served, results, rounds)
+        time_rounds({name: one.epoch for name, one in served.items()}, results, rounds)
     finally:
         for one in served.values():
             one.close()
@@ -218,23 +206,22 @@ def run_interleaved(
     return table
 
 
-def time_rounds(runners: Mapping[str, Runner], results: Mapping[str, Result], rounds: int) -> None:
-    """Time each runner once in each round, into its result.
+def time_rounds(epochs: Mapping[str, Epoch], results: Mapping[str, Result], rounds: int) -> None:
+    """Time each contender once in each round, into its result.
 
     Args:
-        runners: By the name of the contender.
+        epochs: By the name of the contender.
         results: By the same names.
         rounds: That count; one comes first that does not.
     """
-    names = list(runners)
+    names = list(epochs)
     for number in range(-1, rounds):
-        shift = number % max(1, len(names))
-        for name in names[shift:] + names[:shift]:
+        for name in turn(names, number):
             if results[name].note.startswith("failed"):
                 continue
             show(f"round {number + 1} of {rounds}, {name}")
             try:
-                images, seconds = runners[name].epoch()
+                images, seconds = epochs[name]()
             except Failed as error:
                 results[name].note, results[name].rates = f"failed: {error}", []
                 continue
@@ -246,14 +233,15 @@ def time_rounds(runners: Mapping[str, Runner], results: Mapping[str, Result], ro
 def contend_here(table: Table, work: Mapping[str, Callable[[], int]], rounds: int) -> Table:
     """Time functions of this process; fill and return the table."""
     results = {name: Result(name=name) for name in work}
-    time_rounds({name: Work(function) for name, function in work.items()}, results, rounds)
+    epochs = {name: partial(_timed, function) for name, function in work.items()}
+    time_rounds(epochs, results, rounds)
     table.results, table.rounds = list(results.values()), rounds
     return table
 
 
-def peers_folder() -> Path:
-    """Return where the peers' environments are."""
-    return Path(os.environ.get("SHARDKIT_PEERS", ROOT / ".venv-peers")).absolute()
+def _timed(work: Callable[[], int]) -> tuple[int, float]:
+    begun = time.perf_counter()
+    return work(), time.perf_counter() - begun
 
 
 def show(text: str) -> None:
@@ -265,7 +253,8 @@ def show(text: str) -> None:
 def _interpreter(contender: Contender) -> Path:
     if contender.environment == "shardkit":
         return Path(sys.executable)
-    interpreter = peers_folder() / contender.environment / "bin" / "python"
+    peers = Path(os.environ.get("SHARDKIT_PEERS", ROOT / ".venv-peers")).absolute()
+    interpreter = peers / contender.environment / "bin" / "python"
     if not interpreter.exists():
         raise Failed(_not_installed(contender))
     return interpreter

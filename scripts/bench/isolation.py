@@ -117,11 +117,6 @@ def in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def share(weights: Sequence[float], seconds: float) -> float:
-    """Return the seconds of the first of several parts."""
-    return max(0.0, seconds) * weights[0] / sum(weights)
-
-
 def run_parts(
     parts: Sequence[Part], job: Mapping[str, Any], folder: Path, seconds: float
 ) -> list[Outcome]:
@@ -140,9 +135,9 @@ def run_parts(
     outcomes = [Outcome(name=part.name) for part in parts]
     with contextlib.suppress(KeyboardInterrupt):
         for number, (part, outcome) in enumerate(zip(parts, outcomes, strict=True)):
-            weights = [later.weight for later in parts[number:]]
             show(f"{part.name}: part {number + 1} of {len(parts)}")
-            run_part(part, job, folder, share(weights, end - time.monotonic()), outcome)
+            share = part.weight / sum(later.weight for later in parts[number:])
+            run_part(part, job, folder, share * max(0.0, end - time.monotonic()), outcome)
     return outcomes
 
 

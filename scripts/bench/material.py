@@ -6,6 +6,7 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,6 @@ from PIL import Image, UnidentifiedImageError
 LARGE = (2000, 1500)
 """Width and height of what stands for a camera's photographs."""
 
-_COARSE = 28
-
 
 def make(photos: Path, work: Path, copies: int) -> None:
     """Make everything in ``work``, or find that it is there.
@@ -49,51 +48,29 @@ def make(photos: Path, work: Path, copies: int) -> None:
         show(f"making the folder {name}")
         times = max(1, copies // 5) if name == "large" else copies
         make_once(work / name, lambda to, n=times, c=content: _write(chosen, to, n, c))  # type: ignore[misc]
-    references: list[tuple[str, str, Callable[[Image.Image], Any]]] = [
-        ("crop", "jpeg256", crop),
-        ("resize", "originals", resize_and_crop),
-        ("raw", "pixels224", whole),
-        ("random-originals", "originals", square),
-        ("random-large", "large", square),
-    ]
-    for name, folder, transform in references:
-        show(f"making the reference {name}")
-        place = work / "references" / name
-        make_once(place, lambda to, f=folder, t=transform: _refer(work / f, to, t))  # type: ignore[misc]
     show("making latents")
     make_once(work / "latents", lambda to: _latents(to, len(chosen) * copies))
-    make_once(work / "references" / "latents", lambda to: _refer_latents(work / "latents", to))
+    references: list[tuple[str, str, Callable[[Path], Any]]] = [
+        ("crop", "jpeg256", partial(_transformed, crop)),
+        ("resize", "originals", partial(_transformed, resize_and_crop)),
+        ("raw", "pixels224", partial(_transformed, whole)),
+        ("random-originals", "originals", partial(_transformed, square)),
+        ("random-large", "large", partial(_transformed, square)),
+        ("latents", "latents", np.load),
+    ]
+    for name, folder, load in references:
+        show(f"making the reference {name}")
+        make_once(work / "references" / name, partial(_refer, work / folder, load))
 
 
 def describe(work: Path) -> list[str]:
-    """Say what the folders hold, and how far two photographs are from each other at the least."""
+    """Say what the folders hold."""
     lines = []
     for name in ("originals", "jpeg256", "large"):
         files = [path for path in (work / name).rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
         lines.append(f"{name}: {len(files)} files, {size / len(files) / 1000:.0f} KB in the mean")
-    lines.append(
-        f"two photographs differ by {nearest(work / 'references' / 'crop'):.1f} of 255 at the least"
-    )
     return lines
-
-
-def nearest(reference: Path) -> float:
-    """Return a lower bound of the mean absolute difference between any two photographs.
-
-    Means of blocks can only lie nearer to each other than the pixels do. Copies, which do not
-    differ at all, are left out.
-    """
-    images = np.load(reference / "images.npy", mmap_mode="r")
-    block = SIDE // _COARSE
-    coarse = np.stack(
-        [image.reshape(_COARSE, block, _COARSE, block, 3).mean((1, 3)).ravel() for image in images]
-    )
-    coarse = np.unique(coarse, axis=0)
-    apart = [
-        float(np.abs(coarse[row + 1 :] - one).mean(1).min()) for row, one in enumerate(coarse[:-1])
-    ]
-    return min(apart, default=0.0)
 
 
 def _is_large_enough(path: Path) -> bool:
@@ -165,15 +142,22 @@ def _jpeg(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def _refer(folder: Path, target: Path, transform: Callable[[Image.Image], Any]) -> None:
+def _transformed(transform: Callable[[Image.Image], Any], path: Path) -> Any:
+    with Image.open(path) as image:
+        return transform(image.convert("RGB")).numpy()
+
+
+def _refer(folder: Path, load: Callable[[Path], Any], target: Path) -> None:
+    """Write the values of all files of a folder, channels last, with labels and paths."""
     found = entries(folder)
-    shape = (len(found), SIDE, SIDE, 3)
-    images = np.lib.format.open_memmap(target / "images.npy", "w+", np.uint8, shape)
+    first = load(folder / found[0][0]).transpose(1, 2, 0)
+    shape = (len(found), *first.shape)
+    values = np.lib.format.open_memmap(target / "images.npy", "w+", first.dtype, shape)
     for row, (path, _) in enumerate(found):
-        with Image.open(folder / path) as image:
-            images[row] = transform(image.convert("RGB")).permute(1, 2, 0).numpy()
-    np.save(target / "digests.npy", [image.mean(dtype=np.float64) for image in images])
-    _refer_entries(found, target)
+        values[row] = load(folder / path).transpose(1, 2, 0)
+    np.save(target / "digests.npy", [value.mean(dtype=np.float64) for value in values])
+    np.save(target / "labels.npy", [label for _, label in found])
+    (target / "paths.json").write_text(json.dumps([path for path, _ in found]), "utf-8")
 
 
 def _latents(target: Path, count: int) -> None:
@@ -184,16 +168,3 @@ def _latents(target: Path, count: int) -> None:
     for number in range(count):
         values = rng.standard_normal(LATENT, np.float32).astype(np.float16)
         np.save(target / "ab"[number % 2] / f"{number:06d}.npy", values)
-
-
-def _refer_latents(folder: Path, target: Path) -> None:
-    found = entries(folder)
-    values = np.stack([np.load(folder / path) for path, _ in found])
-    np.save(target / "images.npy", values.transpose(0, 2, 3, 1))
-    np.save(target / "digests.npy", [value.mean(dtype=np.float64) for value in values])
-    _refer_entries(found, target)
-
-
-def _refer_entries(found: list[tuple[str, int]], target: Path) -> None:
-    np.save(target / "labels.npy", [label for _, label in found])
-    (target / "paths.json").write_text(json.dumps([path for path, _ in found]), "utf-8")

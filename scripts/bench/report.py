@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 from collections.abc import Sequence
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 from harness import ROOT, Result, Table
 
 import shardkit
-
-PACKAGES = ("torch", "pillow", "simplejpeg", "h5py", "lmdb")
+from shardkit.measure.runner.environment import cpu_model, library_versions
+from shardkit.system.machine import usable_cpus
 
 
 def markdown(tables: Sequence[Table], command: str) -> str:
@@ -43,15 +41,10 @@ def table_markdown(table: Table) -> str:
 
 def machine() -> str:
     """Return one line on this machine and the versions in use."""
-    model = next(
-        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")),
-        platform.processor() or platform.machine(),
-    )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    versions = ", ".join(f"{name} {number}" for name, number in library_versions().items())
     system = f"{platform.system()}, Python {platform.python_version()}"
     ours = f"shardkit {shardkit.__version__}{_commit()}"
-    return f"{ours}; {cores} cores of {model}, {system}, {versions}"
+    return f"{ours}; {usable_cpus()} cores of {cpu_model()}, {system}, {versions}"
 
 
 def write_json(folder: Path, tables: Sequence[Table], command: str) -> None:
@@ -86,11 +79,3 @@ def _commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return f" at {done.stdout.strip()}"
-
-
-def _cpuinfo() -> list[str]:
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            return file.read().splitlines()
-    except OSError:
-        return []

@@ -1,6 +1,6 @@
 """Compare shardkit with other data loaders on this machine.
 
-    python scripts/bench/run.py PHOTOS [--only crop,raw] [--rounds 5] [--copies 10]
+    python scripts/bench/run.py PHOTOS [--only crop] [--only raw] [--rounds 5] [--copies 10]
                                 [--work DIR] [--results DIR]
 
 PHOTOS is an image folder of photographs (class folders); those whose shorter side has 256 pixels or
@@ -14,22 +14,22 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import material
 import report
 from harness import Table
+from workloads import conversion, loading
 from workloads.rows import Bench
 
-WORKLOADS = {
-    "crop": "loading:crop",
-    "raw": "loading:raw",
-    "arrays": "loading:arrays",
-    "random": "loading:random",
-    "convert": "conversion:run",
+WORKLOADS: dict[str, Callable[[Bench], list[Table]]] = {
+    "crop": loading.crop,
+    "raw": loading.raw,
+    "arrays": loading.arrays,
+    "random": loading.random,
+    "convert": conversion.run,
 }
-"""Name on the command line and in the page, and the function in a module of `workloads`."""
+"""Name on the command line and in the page, and the function."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -38,15 +38,13 @@ def main(arguments: list[str] | None = None) -> None:
         work = (given.work or Path(temporary)).absolute()
         material.make(given.photos, work, given.copies)
         print("\n".join(material.describe(work)))
-        for name in given.only:
+        for name in given.only or WORKLOADS:
             _run(name, given, Bench(work, given.rounds, given.copies))
 
 
 def _run(name: str, given: argparse.Namespace, bench: Bench) -> None:
     """Measure one workload; print and keep its results."""
-    module, function = WORKLOADS[name].split(":")
-    run: Callable[[Bench], list[Table]] = getattr(import_module(f"workloads.{module}"), function)
-    tables = run(bench)
+    tables = WORKLOADS[name](bench)
     command = (
         f"python scripts/bench/run.py PHOTOS --only {name} --rounds {given.rounds} "
         f"--copies {given.copies}"
@@ -59,29 +57,15 @@ def _run(name: str, given: argparse.Namespace, bench: Bench) -> None:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("photos", type=Path, help="An image folder of photographs.")
-    known = ",".join(WORKLOADS)
-    parser.add_argument("--only", type=_names, default=list(WORKLOADS), help=f"Some of {known}.")
+    only = "One of them; again for more."
+    parser.add_argument("--only", action="append", choices=list(WORKLOADS), help=only)
     rounds, copies = "Rounds that count (5).", "How often each photograph is taken (10)."
-    parser.add_argument("--rounds", type=_count, default=5, help=rounds)
-    parser.add_argument("--copies", type=_count, default=10, help=copies)
+    parser.add_argument("--rounds", type=int, default=5, help=rounds)
+    parser.add_argument("--copies", type=int, default=10, help=copies)
     work = "Where data are kept for another run, which then begins at once (default: nowhere)."
     parser.add_argument("--work", type=Path, help=work)
     parser.add_argument("--results", type=Path, help="Folder for JSON files (default: none).")
     return parser.parse_args(arguments)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in WORKLOADS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(WORKLOADS)}")
-    return names
 
 
 if __name__ == "__main__":

@@ -133,7 +133,6 @@ def serve(given: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> No
     except ModuleNotFoundError as error:
         answer({"missing": str(error.name)})
         return
-    answer({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -2,7 +2,7 @@
 
     python -m scripts.fuzzing.child FOLDER '{"target": ..., "seed": ..., ...}'
 
-In FOLDER it leaves ``progress`` (see `shared.py`), ``stats.json``, and ``found/*.json``.
+In FOLDER it leaves ``input``, the present input, and ``stats.json``, what came of all others.
 """
 
 from __future__ import annotations
@@ -22,29 +22,22 @@ from typing import TYPE_CHECKING, Any
 import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 if TYPE_CHECKING:
+    from scripts.fuzzing.guard import Finding
     from scripts.fuzzing.target import Target
 
 _INSTRUMENTED = {"image": ["shardkit", "PIL"], "tar": ["shardkit", "tarfile"]}
 """The modules whose branches guide the fuzzer, where they are more than shardkit."""
-
-_SAME = 3
-"""As many of the findings that look the same are kept."""
 
 
 class Run:
     """Tries inputs, one after the other, and keeps account."""
 
     def __init__(self, folder: Path, target: Target, seconds: float, count: int) -> None:
-        from scripts.fuzzing.shared import Progress
-
         self.target = target
         self._folder = folder
-        self._found = folder / "found"
-        self._found.mkdir(exist_ok=True)
-        self._progress = Progress(folder / "progress")
         self._outcomes: Counter[str] = Counter()
-        self._sites: set[str] = set()
-        self._same: Counter[str] = Counter()
+        self._times: Counter[str] = Counter()
+        self._found: dict[str, tuple[str, str, str, str]] = {}
         self._slowest = 0.0
         self._count = count
         self._end = time.monotonic() + seconds
@@ -54,16 +47,14 @@ class Run:
         """Try one input; the last one does not return."""
         from scripts.fuzzing.guard import attempt
 
-        self._progress.begin(data)
+        (self._folder / "input").write_bytes(data)
         result = attempt(self.target, data)
-        self._progress.end()
-        self._sites.add(result.site)
         self._outcomes[result.outcome] += 1
         self._slowest = max(self._slowest, result.seconds)
         if result.finding is not None:
             self._note(result.finding, data)
         now = time.monotonic()
-        done = now >= self._end or self._progress.executions >= self._count
+        done = now >= self._end or self._outcomes.total() >= self._count
         if done or now > self._saved + 0.5:
             self._saved = now
             self._save()
@@ -71,21 +62,19 @@ class Run:
             sys.stderr.flush()
             os._exit(0)  # libFuzzer would not return either
 
-    def _note(self, finding: Any, data: bytes) -> None:
-        self._same[finding.signature] += 1
-        if self._same[finding.signature] <= _SAME:
-            value = {**finding._asdict(), "data": data.hex()}
-            (self._found / f"{os.getpid()}-{self._progress.executions}.json").write_text(
-                json.dumps(value)
-            )
+    def _note(self, finding: Finding, data: bytes) -> None:
+        self._times[finding.signature] += 1
+        *_, shortest = self._found.get(finding.signature, (None,))
+        if shortest is None or 2 * len(data) < len(shortest):
+            self._found[finding.signature] = (*finding, data.hex())
+            self._saved = 0.0  # save it now: the next input may end this process
 
     def _save(self) -> None:
         stats = {
-            "executions": self._progress.executions,
-            "outcomes": dict(self._outcomes),
-            "sites": len(self._sites),
-            "slowest": round(self._slowest, 3),
-            "findings": dict(self._same),
+            "outcomes": self._outcomes,
+            "slowest": self._slowest,
+            "times": self._times,
+            "found": [*self._found.values()],
         }
         beside = self._folder / "stats.new"
         beside.write_text(json.dumps(stats))
@@ -97,13 +86,13 @@ def main(folder: Path, options: dict[str, Any]) -> None:
     faulthandler.enable()
     warnings.simplefilter("ignore")
     with atheris.instrument_imports(include=_INSTRUMENTED.get(options["target"], ["shardkit"])):
-        from scripts.fuzzing.guard import limit_memory
+        from scripts.fuzzing.guard import limit_process
         from scripts.fuzzing.target import MAX_BYTES
         from scripts.fuzzing.targets import make
     place = folder / "work" / "place"
     place.mkdir(parents=True, exist_ok=True)
     target = make(options["target"], place)
-    limit_memory()
+    limit_process()
     run = Run(folder, target, options["seconds"], options["count"])
     corpus = folder / "corpus"
     corpus.mkdir(exist_ok=True)

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from helpers import limit_memory
+
 import shardkit
 from scripts.fuzzing.target import BrokenPromiseError, Target
 from shardkit.system import helper
@@ -58,10 +60,8 @@ class Result(NamedTuple):
 
     outcome: str
     """Name of the exception, or what the target says."""
-    site: str
-    """Where that was decided; a new one makes an input worth keeping."""
     finding: Finding | None
-    seconds: float
+    seconds: float = 0.0
 
 
 class _Watch:
@@ -131,13 +131,9 @@ def _starts_a_reader(event: str, arguments: tuple[Any, ...]) -> bool:
 _watch: _Watch | None = None
 
 
-def limit_memory() -> None:
-    """Have this process fail rather than fill the machine's memory."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        pages = int(file.read().split()[0])
-    limit = pages * resource.getpagesize() + ADDRESS_SPACE
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+def limit_process() -> None:
+    """Have this process fail rather than fill the machine's memory, and leave no core dump."""
+    limit_memory(ADDRESS_SPACE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -146,7 +142,7 @@ def attempt(target: Target, data: bytes) -> Result:
     global _watch  # noqa: PLW0603 - an audit hook belongs to the process
     _watch = _watch or _Watch()
     finding: Finding | None = None
-    site = ""
+    place = "?"
     before = _peak()
     begun = time.perf_counter()
     try:
@@ -158,7 +154,7 @@ def attempt(target: Target, data: bytes) -> Result:
     except MemoryError as error:
         outcome, finding = "MemoryError", _finding("memory", target, error)
     except target.allowed as error:
-        outcome, site = type(error).__name__, _site(error)
+        outcome, place = type(error).__name__, _place(error)
     except Exception as error:
         outcome, finding = type(error).__name__, _finding("exception", target, error)
     seconds = time.perf_counter() - begun
@@ -167,8 +163,8 @@ def attempt(target: Target, data: bytes) -> Result:
         what = _watch.seen[0]
         finding = Finding("deed", f"{target.name} {what.split(':')[0][:60]}", what)
     if finding is None and grown > GROWTH:
-        finding = Finding("memory", f"{target.name} grew at {site}", f"it grew by {grown} bytes")
-    return Result(outcome, f"{outcome} {site}", finding, seconds)
+        finding = Finding("memory", f"{target.name} grew in {place}", f"it grew by {grown} bytes")
+    return Result(outcome, finding, seconds)
 
 
 def _peak() -> int:
@@ -192,13 +188,3 @@ def _place(error: BaseException) -> str:
         if frame.filename.startswith(PACKAGE):
             found = f"{Path(frame.filename).stem}.{frame.name}"
     return found
-
-
-def _site(error: BaseException | None) -> str:
-    """Return where an exception came from, and those that caused it."""
-    lines: list[str] = []
-    while error is not None and len(lines) < 12:
-        frames = traceback.extract_tb(error.__traceback__)[-3:]
-        lines += [f"{Path(frame.filename).stem}:{frame.lineno}" for frame in frames]
-        error = error.__cause__
-    return " ".join(lines)

@@ -3,7 +3,7 @@
     python -m scripts.fuzzing.isolated FOLDER < JOBS > RESULTS
 
 A job is a line of JSON: ``target``, ``data`` in hexadecimal, and the ``signature`` of its finding
-if the input is to be made smaller. A result is a line with ``data``, ``outcome``, ``seconds`` and
+if the input is to be made smaller. A result is a line with ``data``, ``outcome`` and
 ``finding``, in the order of the jobs.
 """
 
@@ -23,20 +23,19 @@ import warnings
 from pathlib import Path
 from typing import IO, Any
 
-from scripts.fuzzing.guard import PACKAGE, Finding, Result, attempt, limit_memory
+from scripts.fuzzing.guard import PACKAGE, Finding, Result, attempt, limit_process
 from scripts.fuzzing.target import Target
 from scripts.fuzzing.targets import make
 
 DEADLINE = 5.0
 """CPU seconds after which an input is taken for one that hangs; the slowest takes a tenth."""
 
-_WAITING = 20
-"""Times these seconds, an input that waits is taken for one that hangs."""
+_PATIENCE = 100.0
+"""Seconds after which an input that waits is taken for one that hangs."""
 
 
-def isolated(target: Target, data: bytes, deadline: float = DEADLINE) -> Result:
+def isolated(target: Target, data: bytes) -> Result:
     """Try an input in a forked child; only a process without threads may call it."""
-    begun = time.perf_counter()
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as log:
         child = os.fork()
@@ -44,28 +43,27 @@ def isolated(target: Target, data: bytes, deadline: float = DEADLINE) -> Result:
             _run_child(target, data, writing, log)
         os.close(writing)
         with os.fdopen(reading, "rb") as answers:
-            hung = not _answers(answers, child, deadline)
+            hung = not _answers(answers, child)
             if hung:
                 os.kill(child, signal.SIGABRT)
                 if not select.select([answers], [], [], 5)[0]:
                     os.kill(child, signal.SIGKILL)
             answer = answers.read()
         _, status = os.waitpid(child, 0)
-        seconds = time.perf_counter() - begun
         if answer:
             value = json.loads(answer)
             found = value["finding"]
-            return Result(value["outcome"], "", Finding(**found) if found else None, seconds)
+            return Result(value["outcome"], Finding(**found) if found else None)
         log.seek(0)
         text = log.read().decode(errors="replace")
-    return Result("died", "", died(target.name, os.WTERMSIG(status), text, hung=hung), seconds)
+    return Result("died", died(target.name, os.WTERMSIG(status), text, hung=hung))
 
 
-def _answers(answers: IO[bytes], child: int, deadline: float) -> bool:
+def _answers(answers: IO[bytes], child: int) -> bool:
     """Wait for an answer of a child; return whether it came in time."""
-    end = time.monotonic() + _WAITING * deadline
+    end = time.monotonic() + _PATIENCE
     while not select.select([answers], [], [], 0.2)[0]:
-        if time.monotonic() > end or _cpu_seconds(child) > deadline:
+        if time.monotonic() > end or _cpu_seconds(child) > DEADLINE:
             return False
     return True
 
@@ -82,7 +80,7 @@ def _cpu_seconds(child: int) -> float:
 def _run_child(target: Target, data: bytes, writing: int, log: IO[bytes]) -> None:
     with contextlib.suppress(BaseException):
         faulthandler.enable(log)
-        limit_memory()
+        limit_process()
         result = attempt(target, data)
         found = result.finding._asdict() if result.finding else None
         os.write(
@@ -150,7 +148,7 @@ def main(folder: Path) -> None:
         result = isolated(targets[name], data)
         found = result.finding._asdict() if result.finding else None
         answer = {"data": data.hex(), "outcome": result.outcome, "finding": found}
-        print(json.dumps({**answer, "seconds": result.seconds}), flush=True)
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from helpers import encoded, picture
 from PIL import Image
 
+from shardkit import convert
 from shardkit.codecs.planes import from_rgb
 from shardkit.contracts import Format, ShardSpec
-from shardkit.conversion.convert import convert_scan
-from shardkit.conversion.plan import ConvertOptions
 from shardkit.kinds.field import Field, Schema, describe_schema
-from shardkit.recipe import Recipe
 from shardkit.record import PLANES, Record, dump_json
-from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system.npy import npy_header
 
 RAW_SHAPE = (2, 3, 3)
 
 
-def picture(mode: str = "RGB", size: tuple[int, int] = (12, 9), seed: int = 0) -> Image.Image:
-    """Return a small picture, smooth with a little noise."""
-    rng = np.random.default_rng(seed)
-    y, x = np.mgrid[0 : size[1], 0 : size[0]]
-    planes = [(x * (9 + c) + y * (5 + seed) + rng.integers(0, 9, x.shape)) % 256 for c in range(4)]
-    image = Image.fromarray(np.stack(planes, axis=-1).astype(np.uint8), "RGBA")
-    if mode == "I;16":
-        return Image.fromarray((planes[0] * 250).astype(np.uint16))
-    return image if mode == "RGBA" else image.convert("RGB").convert(mode)
-
-
-def encoded(kind: str, mode: str = "RGB", **options: Any) -> bytes:
-    """Return a picture as the bytes of a file; ``kind`` is Pillow's name of the format."""
-    buffer = io.BytesIO()
-    picture(mode).save(buffer, kind, **options)
-    return buffer.getvalue()
+def image_file(kind: str, mode: str = "RGB", **options: Any) -> bytes:
+    """Return a small picture as the bytes of a file; ``kind`` is Pillow's name of the format."""
+    return encoded(picture(12, 9, mode=mode), kind, **options)
 
 
 def pictures() -> dict[str, list[bytes]]:
@@ -48,60 +32,60 @@ def pictures() -> dict[str, list[bytes]]:
     text = {"icc_profile": b"icc " * 40, "exif": exif.tobytes()}
     return {
         "jpg": [
-            encoded("JPEG", quality=80),
-            encoded("JPEG", quality=80, progressive=True, exif=exif.tobytes()),
-            encoded("JPEG", "L"),
-            encoded("JPEG", "CMYK"),
-            encoded("JPEG", subsampling=1, restart_marker_blocks=1, comment=b"hello"),
-            encoded("MPO", **_animated()),
+            image_file("JPEG", quality=80),
+            image_file("JPEG", quality=80, progressive=True, exif=exif.tobytes()),
+            image_file("JPEG", "L"),
+            image_file("JPEG", "CMYK"),
+            image_file("JPEG", subsampling=1, restart_marker_blocks=1, comment=b"hello"),
+            image_file("MPO", **_animated()),
         ],
         "png": [
-            encoded("PNG"),
-            encoded("PNG", "P", transparency=b"\0\x80\xff"),
-            encoded("PNG", "LA"),
-            encoded("PNG", "I;16"),
-            encoded("PNG", "1"),
-            encoded("PNG", "RGBA", **text),
-            encoded("PNG", **_animated()),
+            image_file("PNG"),
+            image_file("PNG", "P", transparency=b"\0\x80\xff"),
+            image_file("PNG", "LA"),
+            image_file("PNG", "I;16"),
+            image_file("PNG", "1"),
+            image_file("PNG", "RGBA", **text),
+            image_file("PNG", **_animated()),
         ],
         "webp": [
-            encoded("WEBP", quality=60),
-            encoded("WEBP", "RGBA", lossless=True, **text),
-            encoded("WEBP", **_animated()),
+            image_file("WEBP", quality=60),
+            image_file("WEBP", "RGBA", lossless=True, **text),
+            image_file("WEBP", **_animated()),
         ],
-        "bmp": [encoded("BMP", mode) for mode in ("RGB", "L", "1", "P", "RGBA")],
+        "bmp": [image_file("BMP", mode) for mode in ("RGB", "L", "1", "P", "RGBA")],
         "gif": [
-            encoded("GIF", "P"),
-            encoded("GIF", "L", transparency=3),
-            encoded("GIF", **_animated()),
+            image_file("GIF", "P"),
+            image_file("GIF", "L", transparency=3),
+            image_file("GIF", **_animated()),
         ],
         "tiff": [
-            encoded("TIFF"),
-            encoded("TIFF", "I;16"),
-            encoded("TIFF", "CMYK"),
+            image_file("TIFF"),
+            image_file("TIFF", "I;16"),
+            image_file("TIFF", "CMYK"),
             *(
-                encoded("TIFF", "L", compression=name)
+                image_file("TIFF", "L", compression=name)
                 for name in ("tiff_lzw", "packbits", "tiff_adobe_deflate")
             ),
-            encoded("TIFF", compression="jpeg", exif=exif),
-            encoded("TIFF", "1", compression="group4"),
-            encoded("TIFF", **_animated()),
+            image_file("TIFF", compression="jpeg", exif=exif),
+            image_file("TIFF", "1", compression="group4"),
+            image_file("TIFF", **_animated()),
         ],
         "ppm": [
-            *(encoded("PPM", mode) for mode in ("RGB", "L", "1", "I;16")),
+            *(image_file("PPM", mode) for mode in ("RGB", "L", "1", "I;16")),
             b"P3 2 2 255 1 2 3 4 5 6 7 8 9 10 11 12\n",
             b"P2\n# a comment\n2 1 65535 1 60000\n",
             b"P1 3 1 101\n",
         ],
         PLANES: [
-            *(from_rgb(np.asarray(picture("RGB")), chroma) for chroma in ("420", "444")),
-            from_rgb(np.asarray(picture("L").convert("RGB")), "420"),
+            *(from_rgb(np.asarray(picture(12, 9)), chroma) for chroma in ("420", "444")),
+            from_rgb(np.asarray(picture(12, 9, mode="L").convert("RGB")), "420"),
         ],
     }
 
 
 def _animated() -> dict[str, Any]:
-    more = [picture(seed=1), picture(seed=2)]  # new ones: saving leaves settings in an image
+    more = [picture(12, 9, seed) for seed in (1, 2)]  # new ones: saving leaves settings in an image
     return {"save_all": True, "append_images": more, "duration": 50}
 
 
@@ -179,28 +163,29 @@ def shards(storage: Format, folder: Path) -> list[bytes]:
         Record(f"{row:03d}/" + "x" * (1 + row % 90), {"txt": b"%d" % row, "gif": b"GIF89a"})
         for row in range(130)
     ]
+    contents = [(made, None) for made in (records(), records(raw=True), [], many)]
     found = []
-    for number, made in enumerate((records(), records(raw=True), [], many)):
-        path = write_shard(storage, folder / f"made-{number}{storage.suffix}", made)
+    for made, schema in (*contents, (several(), SCHEMA)):
+        path = write_shard(storage, folder / f"made{storage.suffix}", made, schema)
         found.append(path.read_bytes())
         path.unlink()
-    path = write_shard(storage, folder / f"made{storage.suffix}", several(), SCHEMA)
-    found.append(path.read_bytes())
-    path.unlink()
     return found
 
 
-def dataset(to: str, folder: Path, *, raw: bool = False) -> Path:
+def dataset(to: Any, folder: Path, *, raw: bool = False) -> Path:
     """Convert eleven small pictures to a dataset of three shards; return its directory."""
     source = folder / f"source-{to}-{raw}"
     for row in range(11):
         kind = ("JPEG", "PNG", "WEBP")[row % 3]
         path = source / f"class {row % 2}" / f"{row:02d}.{kind.lower()}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        size = (8, 8) if row else (40, 90)
-        picture(size=size, seed=row).save(path, kind)
-    recipe = Recipe(encode="raw", resize=(6, 5), resize_mode="stretch", enlarge=True)
-    options = ConvertOptions(to=to, recipe=recipe if raw else Recipe(), shard_samples=4)
+        width, height = (8, 8) if row else (40, 90)
+        y, x = np.mgrid[0:height, 0:width]
+        grain = np.random.default_rng(row).integers(0, 9, (3, height, width))
+        planes = [(x * (9 + c) + y * (5 + row) + grain[c]) % 256 for c in range(3)]
+        Image.fromarray(np.stack(planes, axis=-1).astype(np.uint8)).save(path, kind)
+    options: dict[str, Any] = {"encode": "raw", "resize": (6, 5), "resize_mode": "stretch"}
+    options["enlarge"] = True
     target = folder / f"dataset-{to}-{raw}"
-    convert_scan(scan_imagefolder(source), target, options)
+    convert(source, target, to=to, shard_samples=4, **(options if raw else {}))
     return target

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
+from helpers import encoded
 from PIL import Image
 
 from shardkit.codecs.geometry import Region
@@ -65,16 +65,14 @@ def _jpeg(source: random.Random) -> bytes:
     image = small.resize((width, height), source.choice([Image.Resampling.BICUBIC, 0]))
     if source.random() < 0.1:
         image = image.convert("L")
-    buffer = io.BytesIO()
-    image.save(
-        buffer,
+    return encoded(
+        image,
         "JPEG",
         quality=source.randint(5, 100),
         restart_marker_blocks=source.choice([0, 0, 1, 5]),
         optimize=source.random() < 0.5,
         **({} if image.mode == "L" else {"subsampling": source.randint(0, 2)}),
     )
-    return buffer.getvalue()
 
 
 def _mutated(data: bytes, source: random.Random) -> bytes:

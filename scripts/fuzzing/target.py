@@ -63,5 +63,12 @@ class Target(abc.ABC):
         return self.mend(change(data), rng)
 
 
+def put(path: Path, data: bytes) -> None:
+    """Put another file in the place of one, which may be mapped, and must not be cut then."""
+    beside = path.with_suffix(".new")
+    beside.write_bytes(data)
+    beside.replace(path)
+
+
 def broken(promise: str, detail: object = "") -> NoReturn:
     raise BrokenPromiseError(f"{promise}: {detail!r}"[:2000] if detail != "" else promise)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from contenders import adapter
-from contenders.adapter import TRANSFORMS, Batch, checked_transform, make_once
+from contenders.adapter import Batch, checked_transform, make_once
 from PIL import Image
 
 
@@ -49,15 +49,6 @@ class Library(adapter.Adapter):
     @abstractmethod
     def samples(self, path: Path) -> Iterator[tuple[Image.Image, int]]:
         """Yield image and label of each sample, in the order they were written."""
-
-    def stored(self) -> Iterator[tuple[bytes, int]]:
-        """Yield the bytes and the label of each file."""
-        for path, label in self.entries:
-            yield (self.task.folder / path).read_bytes(), label
-
-    def transform(self, image: Image.Image) -> Any:
-        """Apply what is timed."""
-        return TRANSFORMS[self.task.kind](image)
 
 
 def decoded(data: bytes) -> Image.Image:

@@ -23,10 +23,6 @@ from shardkit import (
     make_loader,
     open_dataset,
 )
-from shardkit.conversion.convert import convert_scan
-from shardkit.conversion.plan import ConvertOptions
-from shardkit.recipe import Recipe
-from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.torch.loader import Loader
 
 _DECODES: dict[str, Any] = {
@@ -44,16 +40,15 @@ class Adapter(adapter.Adapter):
     def prepare(self) -> None:
         """Convert the folder, bytes as they are or as raw pixels, and make the loader."""
         options, kind = self.task.options, self.task.kind
-        recipe = Recipe(check="none")
+        recipe: dict[str, Any] = {"to": options["format"], "check": "none"}
         if kind == "raw":
-            recipe = Recipe(resize=(SIDE, SIDE), resize_mode="crop", encode="raw", check="none")
+            recipe |= {"resize": (SIDE, SIDE), "resize_mode": "crop", "encode": "raw"}
         if options.get("planes"):
-            recipe = Recipe(encode="planes", check="none")
-        convert_options = ConvertOptions(to=options["format"], recipe=recipe)
+            recipe["encode"] = "planes"
         suffix = "-planes" if options.get("planes") else ""
         self.path = make_once(
             self.task.sets / f"{self.task.folder.name}-{options['format']}{suffix}",
-            lambda target: _convert(self.task.folder, target, convert_options),
+            lambda target: _convert(self.task.folder, target, recipe),
         )
         more: dict[str, Any] = {"fields": ("latent", "label")} if kind == "latent" else {}
         self.dataset = open_dataset(self.path, decode=_DECODES.get(kind, "torch"), **more)
@@ -97,10 +92,9 @@ class _Latents:
         return Sample(key=path.removesuffix(".npy"), latent=latent, label="ab"[label])
 
 
-def _convert(folder: Path, target: Path, options: ConvertOptions) -> None:
-    target.rmdir()
+def _convert(folder: Path, target: Path, recipe: dict[str, Any]) -> None:
+    source: Path | _Latents = folder
     if folder.name == "latents":
-        schema = {"label": Field("label", classes=("a", "b"))}
-        convert(_Latents(folder), target, to=options.to, schema=schema)  # type: ignore[arg-type]
-        return
-    convert_scan(scan_imagefolder(folder), target, options)
+        source = _Latents(folder)
+        recipe = {"to": recipe["to"], "schema": {"label": Field("label", classes=("a", "b"))}}
+    convert(source, target, **recipe)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import webdataset
-from contenders.adapter import BATCH, WORKERS
+from contenders.adapter import BATCH, TRANSFORMS, WORKERS
 from contenders.library import Library
 from PIL import Image
 
@@ -28,7 +28,8 @@ class Adapter(Library):
         """Write tar files of as many samples each."""
         most = -(-len(self.entries) // _SHARDS)
         with webdataset.ShardWriter(str(target / "%06d.tar"), maxcount=most, verbose=0) as sink:
-            for number, (data, label) in enumerate(self.stored()):
+            for number, (name, label) in enumerate(self.entries):
+                data = (self.task.folder / name).read_bytes()
                 sink.write({"__key__": f"{number:08d}", "jpg": data, "cls": label})
 
     def loader(self, path: Path) -> Any:
@@ -39,7 +40,7 @@ class Adapter(Library):
             .shuffle(_BUFFER)
             .decode("pil")
             .to_tuple("jpg", "cls")
-            .map_tuple(self.transform, int)
+            .map_tuple(TRANSFORMS[self.task.kind], int)
             .batched(BATCH)
         )
         return webdataset.WebLoader(

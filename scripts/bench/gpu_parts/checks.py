@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from gpu_parts.job import Job, engines, pause
+from gpu_parts.job import ENGINES, Job, pause
 from gpu_parts.resnet import ResNet
 from isolation import NotAvailable, Progress
 from torch import nn
@@ -49,7 +49,7 @@ def run(values: dict[str, Any], progress: Progress) -> None:
     job = Job.of(values)
     job.dataset("raw")
     pause(job.device)
-    for name, check in checks(job, engines(progress)).items():
+    for name, check in checks(job).items():
         if not progress.left:
             progress.add(name, remark="no time left")
             continue
@@ -58,10 +58,10 @@ def run(values: dict[str, Any], progress: Progress) -> None:
             progress.add(name, value, unit, remark=remark)
 
 
-def checks(job: Job, names: Sequence[str]) -> dict[str, Callable[[], Result]]:
-    """Return all checks by name, some of them for each engine in ``names``."""
+def checks(job: Job) -> dict[str, Callable[[], Result]]:
+    """Return all checks by name, some of them for each engine."""
     result: dict[str, Callable[[], Result]] = {}
-    for engine in names:
+    for engine in ENGINES:
         for pinned in (True, False) if job.device_name == "cuda" else (False,):
             options: dict[str, Any] = {"engine": engine, "pin_memory": pinned}
             case = f"{engine}, {'pinned' if pinned else 'not pinned'}"
@@ -79,16 +79,7 @@ def checks(job: Job, names: Sequence[str]) -> dict[str, Callable[[], Result]]:
 def pixels(job: Job, **options: Any) -> Result:
     """Compare an epoch on the device with the same epoch in main memory, bit by bit."""
     loader = _loader(job, **options)
-    count = 0
-    for (images, labels), (expected, numbers) in zip(
-        DevicePrefetcher(loader, job.device), _expected(job), strict=True
-    ):
-        _require_place(images, job.device)
-        if not images.is_contiguous(memory_format=torch.channels_last):
-            raise Wrong(f"images are not in channels-last memory: strides {images.stride()}")
-        if not torch.equal(images.cpu(), expected) or not torch.equal(labels.cpu(), numbers):
-            raise Wrong(f"batch {count} differs from that of a loader in main memory")
-        count += 1
+    count = _require_equal(DevicePrefetcher(loader, job.device), _expected(job), job.device)
     loader.close()
     return count, "batches", "equal"
 
@@ -202,13 +193,7 @@ def resident(job: Job) -> Result:
     options: dict[str, Any] = {"shuffle": True, "seed": 1}
     loader = make_loader(dataset, _BATCH, resident=job.device_name, **options)  # type: ignore[arg-type]
     plain = make_loader(dataset, _BATCH, engine="thread", pin_memory=None, **options)
-    for number, ((images, labels), (expected, numbers)) in enumerate(
-        zip(loader, plain, strict=True)
-    ):
-        _require_place(images, job.device)
-        _require_place(labels, job.device)
-        if not torch.equal(images.cpu(), expected) or not torch.equal(labels.cpu(), numbers):
-            raise Wrong(f"batch {number} differs from that of an ordinary loader")
+    _require_equal(loader, plain, job.device)
     pause(job.device)
     start = time.perf_counter()
     count = sum(len(labels) for _, labels in loader)
@@ -310,6 +295,20 @@ def _crowd(device: torch.device) -> Iterator[Callable[[], None]]:
 
     yield copy
     stream.synchronize()
+
+
+def _require_equal(batches: Any, expected: Any, device: torch.device) -> int:
+    """Require batches on the device to equal those in main memory; return their number."""
+    count = 0
+    for (images, labels), (others, numbers) in zip(batches, expected, strict=True):
+        _require_place(images, device)
+        _require_place(labels, device)
+        if not images.is_contiguous(memory_format=torch.channels_last):
+            raise Wrong(f"images are not in channels-last memory: strides {images.stride()}")
+        if not torch.equal(images.cpu(), others) or not torch.equal(labels.cpu(), numbers):
+            raise Wrong(f"batch {count} differs from that of a loader in main memory")
+        count += 1
+    return count
 
 
 def _milliseconds(work: Callable[[], object]) -> float:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import io
 import itertools
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_parts.job import Job, cores
+from gpu_parts.job import Job
 from isolation import NotAvailable, Progress
 from PIL import Image
 
 from shardkit import convert
 from shardkit.dataset.source import DatasetSource
+from shardkit.system.machine import usable_cpus
 
 _CLASSES = 8
 """Class folders: labels of a training run."""
@@ -40,38 +40,18 @@ def run(values: dict[str, Any], progress: Progress) -> None:
     source = "generated" if job.photos is None else job.photos
     remark = f"{len(photographs)} photographs, {source}"
     progress.add("images", job.images, "images", remark=remark)
-    workers = 1 if job.is_small else min(cores(), 16)
-    raw: dict[str, Any] = {"resize": (job.side, job.side), "resize_mode": "crop"}
-    steps: dict[str, Callable[[Path], object]] = {
-        "jpeg": lambda target: convert(
-            folder,
-            target,
-            to="lmdb",
-            resize=side,
-            encode="jpeg",
-            quality=90,
-            enlarge=True,
-            workers=workers,
-        ),
-        "photos": lambda target: convert(folder, target, to="lmdb", workers=workers),
-        "tar": lambda target: convert(
-            folder, target, to="webdataset", shard_samples=job.images // 32 + 1, workers=workers
-        ),
-        "planes": lambda target: convert(
-            DatasetSource(job.work / "jpeg"), target, to="lmdb", encode="planes", workers=workers
-        ),
-        "raw": lambda target: convert(
-            DatasetSource(job.work / "jpeg"),
-            target,
-            to="lmdb",
-            encode="raw",
-            workers=workers,
-            **raw,
-        ),
+    workers = 1 if job.is_small else min(usable_cpus(), 16)
+    datasets: dict[str, dict[str, Any]] = {
+        "jpeg": {"resize": side, "encode": "jpeg", "quality": 90, "enlarge": True},
+        "photos": {},
+        "tar": {"to": "webdataset", "shard_samples": job.images // 32 + 1},
+        "planes": {"encode": "planes"},
+        "raw": {"encode": "raw", "resize": (job.side, job.side), "resize_mode": "crop"},
     }
-    for name, step in steps.items():
+    for name, options in datasets.items():
         start = time.perf_counter()
-        step(job.work / name)
+        files = DatasetSource(job.work / "jpeg") if name in ("planes", "raw") else folder
+        convert(files, job.work / name, **{"to": "lmdb", "workers": workers, **options})
         progress.add(name, job.images / (time.perf_counter() - start), "images/s, converted")
     stored = job.dataset("jpeg", "bytes")
     _write([stored[row][0] for row in range(len(stored))], job.folder("jpeg"), job.images)

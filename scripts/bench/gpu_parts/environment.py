@@ -7,9 +7,11 @@ from datetime import date
 from typing import Any
 
 import torch
-from gpu_parts.job import Job, cores
+from gpu_parts.job import Job
 from isolation import Progress
 from report import machine
+
+from shardkit.system.machine import usable_cpus
 
 
 def run(values: dict[str, Any], progress: Progress) -> None:
@@ -17,7 +19,7 @@ def run(values: dict[str, Any], progress: Progress) -> None:
     job = Job.of(values)
     progress.add("date", remark=str(date.today()))
     progress.add("machine", remark=machine())
-    progress.add("cores", cores())
+    progress.add("cores", usable_cpus())
     progress.add("PyTorch", remark=f"{torch.__version__}, CUDA {torch.version.cuda}")
     progress.add("driver", remark=_driver())
     if job.device.type == "cuda":

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from isolation import NotAvailable, Progress
+from isolation import NotAvailable
 
 from shardkit import RandomResizedCrop, ShardDataset, make_loader, open_dataset
 from shardkit.record import DATASET_FILE
-from shardkit.torch.engine.options import ENGINES
+from shardkit.system.machine import usable_cpus
 from shardkit.torch.loader import Loader
 
 KINDS = {
@@ -27,7 +26,7 @@ KINDS = {
 """Datasets of the same photographs; of all but ``raw``, which is stored at the model's size, random
 crops are read."""
 
-PLANNED_ENGINES = ("thread", "helper", "process")
+ENGINES = ("thread", "helper", "process")
 """Engines to measure."""
 
 
@@ -62,7 +61,7 @@ class Job:
     @property
     def images(self) -> int:
         """Images in each dataset."""
-        return 48 if self.is_small else min(2048, 256 * cores())
+        return 48 if self.is_small else min(2048, 256 * usable_cpus())
 
     @cached_property
     def device(self) -> torch.device:
@@ -84,7 +83,7 @@ class Job:
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: self.most_cores])
         # Counted when PyTorch was imported; operations as small as those of a test take longer
         # with more.
-        torch.set_num_threads(1 if self.is_small else cores())
+        torch.set_num_threads(1 if self.is_small else usable_cpus())
 
     def folder(self, kind: str) -> Path:
         """Return the image folder that holds what the dataset ``kind`` was made from, or holds."""
@@ -115,39 +114,6 @@ class Job:
     def seconds(self, longest: float, left: float) -> float:
         """Return the seconds of one measurement, given the most it needs and what is left."""
         return min(0.02 if self.is_small else longest, left)
-
-
-def engines(progress: Progress) -> list[str]:
-    """Return the engines that there are, and add a result for each that there is not."""
-    for engine in PLANNED_ENGINES:
-        if engine not in ENGINES:
-            progress.add(engine, remark="not available in this version of shardkit")
-    return [engine for engine in PLANNED_ENGINES if engine in ENGINES]
-
-
-def cores() -> int:
-    """Return the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def rate(batches: Iterator[int], warm_up: int, seconds: float, device: torch.device) -> float:
-    """Return images/s in a steady state.
-
-    Args:
-        batches: The number of images of each batch, once that is ready; it does not end.
-        warm_up: Batches that do not count: a loader starts with empty buffers.
-        seconds: To measure, at least one batch.
-        device: Measured until it is done.
-    """
-    for _ in range(warm_up):
-        next(batches)
-    pause(device)
-    start = time.perf_counter()
-    images = next(batches)
-    while time.perf_counter() - start < seconds:
-        images += next(batches)
-    pause(device)
-    return images / (time.perf_counter() - start)
 
 
 def pause(device: torch.device) -> None:

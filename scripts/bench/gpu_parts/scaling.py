@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from typing import Any
 
-import torch
-from gpu_parts.job import Job, cores, engines, rate
+from gpu_parts.job import ENGINES, Job
 from isolation import Progress
+
+from shardkit.system.machine import usable_cpus
 
 WORKERS = (1, 2, 4, 8, 16)
 BATCH = 64
-
-_MAIN = torch.device("cpu")
-"""Batches stay in main memory."""
 
 _LONGEST = 4.0
 """Seconds of one measurement."""
@@ -30,8 +29,7 @@ def run(values: dict[str, Any], progress: Progress) -> None:
     workers = WORKERS[:2] if job.is_small else WORKERS
     batch_size = 8 if job.is_small else BATCH
     # Interleaved: if time runs out, all engines lack the same numbers of workers.
-    available = engines(progress)
-    cells = [(count, engine) for count in workers for engine in available]
+    cells = [(count, engine) for count in workers for engine in ENGINES]
     single: dict[str, float] = {}
     for number, (count, engine) in enumerate(cells):
         case = f"{engine}, {count} worker{'s' * (count > 1)}"
@@ -43,12 +41,26 @@ def run(values: dict[str, Any], progress: Progress) -> None:
         with progress.case(case):
             loader = job.loader(dataset, batch_size, engine, num_workers=count, endless=True)
             with closing(loader):
-                speed = rate((len(labels) for _, labels in loader), 2 * count + 2, seconds, _MAIN)
+                speed = _rate(loader, 2 * count + 2, seconds)
             single.setdefault(engine, speed / count)
             progress.add(
                 case,
                 speed,
                 "images/s",
                 ratio=speed / (count * single[engine]),
-                remark=f"more workers than the {cores()} cores" if count > cores() else "",
+                remark=f"more workers than the {usable_cpus()} cores"
+                if count > usable_cpus()
+                else "",
             )
+
+
+def _rate(loader: Any, warm_up: int, seconds: float) -> float:
+    """Return images/s, after some batches that do not count: a loader starts with empty buffers."""
+    counts = (len(labels) for _, labels in loader)
+    for _ in range(warm_up):
+        next(counts)
+    start = time.perf_counter()
+    images = next(counts)
+    while time.perf_counter() - start < seconds:
+        images += next(counts)
+    return images / (time.perf_counter() - start)

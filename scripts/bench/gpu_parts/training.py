@@ -18,12 +18,13 @@ import numpy as np
 import psutil
 import torch
 from gpu_parts import peers
-from gpu_parts.job import KINDS, Job, cores, pause
+from gpu_parts.job import KINDS, Job, pause
 from gpu_parts.resnet import ResNet
 from isolation import Progress
 from torch import nn
 
 from shardkit import DevicePrefetcher, Normalize, RandomCrop
+from shardkit.system.machine import usable_cpus
 
 FEEDS = (
     ("photos", "ImageFolder"),
@@ -151,7 +152,7 @@ def run(values: dict[str, Any], progress: Progress) -> None:
     job.limit_cores()
     trainer = _trainer(job)
     size = 2 if job.is_small else _largest(job.device)
-    prefix = f"ResNet-{job.layers}, {cores()} cores, batches of {size}"
+    prefix = f"ResNet-{job.layers}, {usable_cpus()} cores, batches of {size}"
     base = _cached(trainer, job, size, job.seconds(_LONGEST, progress.left / (len(FEEDS) + 1)))
     _add(progress, f"{prefix}: {CACHED}", base, base)
     for number, (kind, feed) in enumerate(FEEDS):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
 import numpy as np
 
 from scripts.fuzzing.material import dataset
-from scripts.fuzzing.target import Target, broken
+from scripts.fuzzing.target import Target, broken, put
 from shardkit.dataset.decode import decode_shown
 from shardkit.dataset.handles import forget
 from shardkit.dataset.manifest import MANIFEST_NAME
@@ -60,12 +59,12 @@ class DatasetTarget(Target):
         place = self.places[number]
         identities = [(place / s.name, s.sha256) for s in open_shards(place).manifest.shards]
         try:
-            _put(path, changed)
+            put(path, changed)
             for identity in identities:
                 forget(*identity)
             return self._examine(place, number, str(path.relative_to(place)), data)
         finally:
-            _put(path, content)
+            put(path, content)
             for identity in identities:
                 forget(*identity)
 
@@ -148,10 +147,3 @@ def _sample(shards: ShardSet, row: int) -> _Sample | None:
         return decode_shown(image).tobytes(), image.label
     except (CorruptDataset, BadImage):
         return None
-
-
-def _put(path: Path, content: bytes) -> None:
-    """Put another file in the place of one, which may be mapped."""
-    beside = path.with_name(".new")
-    beside.write_bytes(content)
-    os.replace(beside, path)

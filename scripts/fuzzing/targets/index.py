@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import shutil
 import zlib
 from pathlib import Path
 
 import numpy as np
 
 from scripts.fuzzing.material import dataset
-from scripts.fuzzing.target import SECRET, Target, broken
+from scripts.fuzzing.target import SECRET, Target, broken, put
 from shardkit.dataset import index_reader as columns
 from shardkit.dataset.index import ROW
 from shardkit.dataset.located import LocatedRows
@@ -63,11 +62,11 @@ class IndexTarget(Target):
         try:
             # Digests would refuse every input; here it is tried what stands behind them.
             columns._HASHED = columns._HELD = 0
-            _replace(path, data[1:])
+            put(path, data[1:])
             return self._read(open_shards(self.place))
         finally:
             columns._HASHED, columns._HELD = limits
-            _replace(path, self._files[number])
+            put(path, self._files[number])
 
     def _read(self, shards: ShardSet) -> str:
         right = 0
@@ -107,10 +106,3 @@ class IndexTarget(Target):
 def _sample(found: LocatedRows, number: int) -> tuple[bytes, str, int, int, int]:
     image = found.read(number, memoryview(bytearray(found.lengths[number])))
     return bytes(image.data), image.field, image.label, image.width, image.height
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Put another file in the place of one: a file in use may be mapped, and must not be cut."""
-    beside = path.with_suffix(".new")
-    beside.write_bytes(data)
-    shutil.move(beside, path)

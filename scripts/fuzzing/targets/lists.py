@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
-from PIL import Image
+from helpers import png
 
 from scripts.fuzzing.targets.sources import GIF, SourceTarget
 
@@ -140,13 +139,6 @@ class VocTarget(ListTarget):
         ]
 
 
-def _png() -> bytes:
-    """Return an image of one pixel."""
-    file = io.BytesIO()
-    Image.new("L", (1, 1), 3).save(file, "PNG")
-    return file.getvalue()
-
-
 class YoloTarget(ListTarget):
     """A description, and after a line with three dashes the labels of an image."""
 
@@ -165,7 +157,7 @@ class YoloTarget(ListTarget):
         super().__init__(folder)
         for name in ("images", "labels"):
             (folder / name).mkdir()
-        (folder / "images/x.png").write_bytes(_png())
+        (folder / "images/x.png").write_bytes(png(1, 1))
         (folder / "list.txt").write_bytes(b"./images/x.png\n../x.gif\n")
         self.seeds = [
             b"names: [k, l]\ntrain: images\n---\n1 .5 .5 1 1\n0 .1 .2 .5 .2 .3 .8\n",
@@ -192,5 +184,5 @@ class PairsTarget(ListTarget):
         super().__init__(folder)
         for name in ("images", "masks"):
             (folder / name).mkdir()
-        (folder / "images/x.png").write_bytes(_png())
-        self.seeds = [GIF, _png()]
+        (folder / "images/x.png").write_bytes(png(1, 1))
+        self.seeds = [GIF, png(1, 1, mode="L")]

@@ -7,11 +7,6 @@ import struct
 from scripts.fuzzing.targets.shard import ShardTarget
 from shardkit.formats.lmdb import FORMAT
 
-_PAGE = 4096
-_META = ((0, 8), (10, 2), (16, 4), (20, 4), (24, 8), (32, 8), (40, 4), (44, 2), (46, 2), (80, 8))
-_META_MORE = ((88, 4), (92, 2), (94, 2), (96, 8), (104, 8), (112, 8), (120, 8), (128, 8), (136, 8))
-_HEADER = ((0, 8), (8, 2), (10, 2), (12, 2), (14, 2), (12, 4))
-
 
 class LmdbTarget(ShardTarget):
     """Pages that point at each other, lengths that overflow, sizes that lie."""

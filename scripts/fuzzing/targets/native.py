@@ -7,14 +7,15 @@ import os
 import random
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
+from filled import Located
 from PIL import Image
 
-from scripts.fuzzing.material import RAW_SHAPE, encoded, pictures
+from scripts.fuzzing.material import RAW_SHAPE, image_file, pictures
 from scripts.fuzzing.pieces import mutated_jpeg
 from scripts.fuzzing.pngs import mutated_png
 from scripts.fuzzing.target import Target, broken
@@ -24,12 +25,12 @@ from shardkit.codecs.planes import from_rgb
 from shardkit.codecs.quiet import silence_libtiff
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.index import HEAD, ROW, checksum, pack_row, row_check
-from shardkit.dataset.located import EncodedImage, LocatedRows
+from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage, CorruptRecord
 from shardkit.record import IMAGE_FIELDS, PLANES, STORED_KINDS
 from shardkit.sampling.order import BatchDraws, Draws
 from shardkit.system import native
-from shardkit.system.compiled import fill, read_stored
+from shardkit.system.compiled import fill, map_file, read_stored
 from shardkit.torch.data.crops import CenterCrop, RandomResizedCrop, Resize
 from shardkit.torch.data.ops import Crop, ImageOp, as_crop_table, select_crop_table
 
@@ -75,7 +76,11 @@ class NativeTarget(Target):
         silence_libtiff()
         height, width, _ = RAW_SHAPE
         raw = bytes(range(3 * width * height))
-        jpegs = [encoded("JPEG", quality=80), encoded("JPEG", "L"), encoded("JPEG", subsampling=0)]
+        jpegs = [
+            image_file("JPEG", quality=80),
+            image_file("JPEG", "L"),
+            image_file("JPEG", subsampling=0),
+        ]
         photographs = [(each, (12, 9), "jpg") for each in jpegs]
         pixels = [(raw, (width, height), "raw")]
         planes = [(record, (12, 9), PLANES) for record in pictures()[PLANES]]
@@ -91,7 +96,7 @@ class NativeTarget(Target):
         large = [(bytes(3 * 1190 * 1190), (1190, 1190), "raw")]
         self.seeds.append(_input(_MAPPED, 6, large)[:4096])
         self.seeds.append(_input(_MAPPED, 7, large)[:4096])
-        self.seeds.append(_input(_VERIFIES, 0, [(encoded("JPEG", "CMYK"), (12, 9), "jpg")]))
+        self.seeds.append(_input(_VERIFIES, 0, [(image_file("JPEG", "CMYK"), (12, 9), "jpg")]))
         for number in range(40):  # half of them keep a header
             for field, mutated in (("jpg", mutated_jpeg), ("png", mutated_png)):
                 image = mutated(random.Random(number))
@@ -108,10 +113,10 @@ class NativeTarget(Target):
         if len(rows) != ROW.itemsize * count:
             return "short"
         index = np.frombuffer(rows, ROW)
-        with _File(self.folder / "shard", content, rows, flags) as file:
-            _check_survey(index, rows, file.size)
-            _check_stored(file, index)
-            return _check_fill(file, index, _OPERATIONS[choice % len(_OPERATIONS)], seed)
+        file = _File(self.folder / "shard", content, rows, flags)
+        _check_survey(index, rows, file.size)
+        _check_stored(file, index)
+        return _check_fill(file, index, _OPERATIONS[choice % len(_OPERATIONS)], seed)
 
     def mend(self, data: bytes, rng: random.Random) -> bytes:
         """Make the checks of the rows, and usually the checksums of the images, fit."""
@@ -141,36 +146,20 @@ def _input(flags: int, choice: int, images: Images) -> bytes:
     return bytes((flags, choice, 7, len(images) - 1)) + rows + content
 
 
-class _File:
-    """A file of images, as `fill` needs `LocatedRows` to be."""
+class _File(Located):
+    """A file with any content, whose rows may state anything."""
 
     def __init__(self, path: Path, content: bytes, rows: bytes, flags: int) -> None:
         self.entries, self.verifies = memoryview(rows), bool(flags & _VERIFIES)
         self.array = np.arange(len(rows) // ROW.itemsize)
         self.survey = ()
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.pwrite(self._descriptor, content, 0)
-        self._map: Any = None
-        compiled = native.module()
-        if flags & _MAPPED and compiled is not None:
-            os.truncate(self._descriptor, _FILE)
-            self._map = compiled.map_file(self._descriptor, 2 * _FILE)  # half of it has no file
-        self.size = os.fstat(self._descriptor).st_size
-
-    def __enter__(self) -> _File:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    def runs(self) -> list[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
-        return [(slice(None), self.entries, np.full(len(self), self._descriptor, np.int32))]
-
-    def maps(self) -> list[Any] | None:
-        return None if self._map is None else [self._map] * len(self)
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.pwrite(self.descriptor, content, 0)
+        self.map = None
+        if flags & _MAPPED:
+            os.truncate(self.descriptor, _FILE)
+            self.map = map_file(self.descriptor, 2 * _FILE)  # half of it has no file
+        self.size = os.fstat(self.descriptor).st_size
 
     def read(self, row: np.void) -> bytes:
         """Return the image of a row.
@@ -181,7 +170,7 @@ class _File:
         offset, length = int(row["offset"]), int(row["length"])
         if not 0 <= offset <= self.size - length:
             raise CorruptRecord("it is not in the file")
-        data = os.pread(self._descriptor, length, offset)
+        data = os.pread(self.descriptor, length, offset)
         if self.verifies and checksum(row.tobytes()[HEAD], data) != row["checksum"]:
             raise CorruptRecord("it has another checksum")
         return data
@@ -208,7 +197,7 @@ def _check_survey(index: npt.NDArray[Any], rows: bytes, size: int) -> None:
 def _check_stored(file: _File, index: npt.NDArray[Any]) -> None:
     if index["length"].max() > _LARGE:
         return
-    values, left = read_stored(cast(LocatedRows, file))
+    values, left = read_stored(file.as_rows())
     for number, row in enumerate(index):
         try:
             expected = file.read(row)
@@ -255,7 +244,7 @@ def _check_fill(file: _File, index: npt.NDArray[Any], op: ImageOp | None, seed: 
         ):
             broken("crops made at once are others", at_once.numbers.tolist())
     out = np.zeros((len(index), *size, 3), np.uint8)
-    left = fill(cast(LocatedRows, file), out, table)
+    left = fill(file.as_rows(), out, table)
     found = {
         _compare(file, row, None if number in left else out[number], work, number)
         for number, row in enumerate(index)

@@ -236,13 +236,26 @@ class BetonTarget(ArchiveTarget):
         return head + data[24:]
 
 
-class IdxTarget(SourceTarget):
-    """The two files of MNIST, one after the other; a number of two bytes divides them."""
+class TwoFilesTarget(SourceTarget):
+    """Two files, one after the other; a number of two bytes divides them."""
+
+    second: str
+    """Name of the other file."""
+    whole = True
+
+    def check(self, data: bytes) -> str:
+        (cut,) = struct.unpack(">H", data[:2].ljust(2, b"\0"))
+        (self.folder / self.second).write_bytes(data[2 + cut :])
+        return super().check(data[2 : 2 + cut])
+
+
+class IdxTarget(TwoFilesTarget):
+    """Images and labels of MNIST."""
 
     name = "source-idx"
     kind = "mnist"
     file = "train-images-idx3-ubyte"
-    whole = True
+    second = "train-labels-idx1-ubyte"
     options = ({"split": "train"},)
     tokens = (b"\0\0\x08\x03", b"\0\0\x08\x01", b"\xff\xff\xff\xff", b"\0\0\0\0", b"\x80\0\0\0")
 
@@ -250,24 +263,18 @@ class IdxTarget(SourceTarget):
         super().__init__(folder)
         images = struct.pack(">IIII", 0x803, 3, 2, 2) + bytes(range(12))
         self.seeds = [
-            struct.pack(">H", len(images)) + images + struct.pack(">II", 0x801, 3) + b"\0\1\2",
-            struct.pack(">H", len(images)) + images + struct.pack(">II", 0x801, 3) + b"\0\0\0",
-            struct.pack(">H", len(images)) + images + struct.pack(">II", 0x801, 2) + b"\0\1",
+            struct.pack(">H", len(images)) + images + struct.pack(">II", 0x801, count) + labels
+            for count, labels in ((3, b"\0\1\2"), (3, b"\0\0\0"), (2, b"\0\1"))
         ]
 
-    def check(self, data: bytes) -> str:
-        (cut,) = struct.unpack(">H", data[:2].ljust(2, b"\0"))
-        (self.folder / "train-labels-idx1-ubyte").write_bytes(data[2 + cut :])
-        return super().check(data[2 : 2 + cut])
 
-
-class NpyTarget(SourceTarget):
-    """Two arrays, one after the other: headers that are code, lie, or state objects."""
+class NpyTarget(TwoFilesTarget):
+    """Two arrays: headers that are code, lie, or state objects."""
 
     name = "source-npy"
     kind = "npy"
     file = "images.npy"
-    whole = True
+    second = "labels.npy"
     tokens = (
         *(b"'|O'", b"'<U9'", b"'|u1'", b"(3, 2, 2)", b"(3,)", b"(999999999999, 2, 2)", b"True"),
         *(b"\x93NUMPY\x01\0", b"\x93NUMPY\x03\0", b"__import__('os')", b"()", b"(3, 0, 2)"),
@@ -284,11 +291,6 @@ class NpyTarget(SourceTarget):
         ):
             first = _saved(np.save, images)
             self.seeds.append(struct.pack(">H", len(first)) + first + _saved(np.save, labels))
-
-    def check(self, data: bytes) -> str:
-        (cut,) = struct.unpack(">H", data[:2].ljust(2, b"\0"))
-        (self.folder / "labels.npy").write_bytes(data[2 + cut :])
-        return super().check(data[2 : 2 + cut])
 
 
 class NpyRowsTarget(SourceTarget):

@@ -23,7 +23,7 @@ from shardkit.conversion.task import load_result
 from shardkit.errors import ShardkitError
 from shardkit.kinds.field import default_schema
 from shardkit.recipe import Recipe
-from shardkit.record import dump_json, load_json
+from shardkit.record import dump_json
 from shardkit.sources.imagefolder import ImageFolder
 from shardkit.system.safe_paths import make_folder
 
@@ -61,11 +61,6 @@ class StateTarget(Target):
         super().__init__(folder)
         entry = {"name": "shard-000000.tar", "bytes": len(_SHARD), "sha256": "aa", "rows": 1}
         bad = [{"path": "a.jpg", "reason": "it is empty"}]
-        self.seeds = [
-            dump_json({"entry": entry, "bad": [], "notes": {}}),
-            dump_json({"entry": entry, "bad": bad, "notes": {}}),
-            dump_json({"entry": None, "bad": bad, "notes": {}}),
-        ]
         self._task = ShardTask(
             split="",
             number=0,
@@ -79,9 +74,12 @@ class StateTarget(Target):
             software={},
             keep=True,
         )
-        made_of = {"made_of": self._task.digest, "part": {}}
-        self.seeds = [dump_json({**load_json(seed), **made_of}) for seed in self.seeds]
-        self.seeds += [
+        result = {"entry": entry, "bad": bad, "notes": {}}
+        result |= {"made_of": self._task.digest, "part": {}}
+        self.seeds = [
+            dump_json({**result, "bad": []}),
+            dump_json(result),
+            dump_json({**result, "entry": None}),
             dump_json(["shardkit.json", "train/index/rows.npy", "shard-000000.tar"]),
             dump_json(["../victim", "/victim", "victim/../../victim", ".shardkit-work/lock"]),
             dump_json({"files": ["a.jpg"]}),

@@ -11,8 +11,6 @@ from scripts.fuzzing.targets.shard import ShardTarget
 from shardkit.formats.webdataset import FORMAT
 
 _BLOCK = 512
-_FIELDS = ((0, 100), (124, 12), (124, 1), (148, 8), (156, 1), (157, 100), (257, 8), (345, 1))
-_SPARSE = ((386, 12), (398, 12), (482, 1), (483, 12))
 
 
 class TarTarget(ShardTarget):
