@@ -320,7 +320,7 @@ def test_all_parts_run_on_a_cpu(
     monkeypatch.setattr(isolation.subprocess, "Popen", start_script)
     monkeypatch.setenv("PYTHONPATH", f"{BENCH}:{os.environ.get('PYTHONPATH', '')}")
     # The others differ in options alone.
-    parts = "environment data training-18-4 checks scaling-raw memory".split()
+    parts = ["environment", "data", "training-18-4", "checks", "scaling-raw", "memory"]
     only = [word for part in parts for word in ("--only", part)]
 
     code = gpu.main(["--device", "cpu", "--minutes", "60", "--results", str(tmp_path), *only])
