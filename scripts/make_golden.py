@@ -29,8 +29,8 @@ import numpy as np
 from PIL import Image
 
 from shardkit.attaching.attach import attach
+from shardkit.changes import fields
 from shardkit.changes.append import append
-from shardkit.changes.fields import add_fields, replace_fields
 from shardkit.conversion.convert import convert
 from shardkit.dataset.manifest import load_manifest
 from shardkit.kinds.field import Field
@@ -158,9 +158,9 @@ def change_fields(storage: str, target: Path) -> None:
         table = Path(folder) / "table.jsonl"
         rows = [{"path": p, "caption": CAPTIONS[p], "label": LABELS[p]} for p in PICTURES]
         table.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-        add_fields(target, table, field=["caption"])
-        add_fields(target, {"latent": np.arange(30, dtype="<f2").reshape(5, 3, 2)})
-        replace_fields(target, table, field=["label"])
+        fields.add(target, table, field=["caption"])
+        fields.add(target, {"latent": np.arange(30, dtype="<f2").reshape(5, 3, 2)})
+        fields.replace(target, table, field=["label"])
 
 
 def append_pictures(storage: str, target: Path) -> None:

@@ -1,7 +1,7 @@
 """Writes shardkit/__init__.pyi, the types of the public names, which are imported lazily.
 
 Functions and classes that take options have their signature and docstring there, which editors
-show. Such a class is a subclass of itself.
+show. Such a class is a subclass of itself. A namespace is a class of static methods.
 
 python scripts/make_stub.py           write it
 python scripts/make_stub.py --check   write nothing; exit with 1 if it is stale
@@ -18,6 +18,7 @@ import textwrap
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import shardkit
@@ -42,6 +43,8 @@ class _Stub:
 
     def text(self) -> str:
         """Return the file."""
+        for name in vars(shardkit)["_NAMESPACES"]:
+            self.classes.append(self._namespace(name, getattr(shardkit, name)))
         for name, module in self.public.items():
             value = getattr(shardkit, name)
             taken = _constructor(value) if isinstance(value, type) else value
@@ -71,8 +74,16 @@ class _Stub:
         head = f"class {name}({', '.join([*bases, f'_{name}'])}):"
         return head + "\n" + textwrap.indent("\n".join(body), "    ")
 
+    def _namespace(self, name: str, module: ModuleType) -> str:
+        """Return a class with the public functions of a module."""
+        body = [_docstring(module)]
+        for member, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ == module.__name__ and not member.startswith("_"):
+                body.append(f"@staticmethod\n{self._function(function, member)}")
+        return f"class {name}:\n" + textwrap.indent("\n".join(body), "    ")
+
     def _function(self, function: Any, name: str) -> str:
-        options = {item.name: item for item in function.__options__}
+        options = {item.name: item for item in getattr(function, "__options__", ())}
         lines = []
         keyword = False
         for item in inspect.signature(function).parameters.values():

@@ -14,7 +14,6 @@ _PUBLIC = {
     "changes.append": "append",
     "attaching.attach": "attach",
     "conversion.convert": "convert",
-    "changes.fields": "add_fields remove_fields replace_fields undo_fields",
     "changes.merge": "merge",
     "changes.splitting": "split",
     "errors": "ShardkitError UsageError",
@@ -54,7 +53,11 @@ _PUBLIC = {
 }
 """The public names of each module: what users type. Types of results are in the modules."""
 
+_NAMESPACES = {"fields": "changes.fields"}
+"""Modules whose functions are public, such as ``shardkit.fields.add``."""
+
 _WHERE = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+_WHERE |= _NAMESPACES
 
 _EXTRAS = ("lightning", "webdataset")
 """Optional packages, each installed by the extra of its name."""
@@ -69,7 +72,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'shardkit' has no attribute {name!r}")
     try:
-        return getattr(import_module(f"shardkit.{_WHERE[name]}"), name)
+        module = import_module(f"shardkit.{_WHERE[name]}")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in _EXTRAS:
             raise
@@ -77,6 +80,7 @@ def __getattr__(name: str) -> Any:
         raise ModuleNotFoundError(
             f"shardkit.{name} needs {extra}: pip install 'shardkit[{extra}]'", name=extra
         ) from error
+    return module if name in _NAMESPACES else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -6,9 +6,10 @@ Each change is a layer: see `shardkit.dataset.manifest.Layer`. The dataset is re
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +64,7 @@ class Changed:
 
 @dataclass(frozen=True, kw_only=True)
 class FieldOptions:
-    """The options of `add_fields` and `replace_fields`."""
+    """The options of `add` and `replace`."""
 
     key: str | None = option(
         None,
@@ -105,20 +106,18 @@ class FieldOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaceOptions:
-    """The options of `replace_fields` alone."""
+    """The options of `replace` alone."""
 
     keep_classes: bool = option(False, help="Keep classes that no new label has.")
 
 
 @takes(FieldOptions, Processes)
-def add_fields(
-    options: FieldOptions, processes: Processes, directory: str | Path, values: Any
-) -> Changed:
+def add(options: FieldOptions, processes: Processes, directory: str | Path, values: Any) -> Changed:
     """Add fields to a dataset without rewriting its shards.
 
     The values are stored in shards of their own, in ``layers`` of the dataset's directory. Readers
     see the old dataset until the new one replaces it in one step. Repeat an interrupted call to
-    resume it. `undo_fields` reverts the change.
+    resume it. `undo` reverts the change.
 
     Args:
         directory: The dataset, perhaps of splits.
@@ -137,7 +136,7 @@ def add_fields(
 
 
 @takes(FieldOptions, ReplaceOptions, Processes)
-def replace_fields(
+def replace(
     options: FieldOptions,
     labels: ReplaceOptions,
     processes: Processes,
@@ -148,11 +147,11 @@ def replace_fields(
 
     The shards keep the old values; ``convert dataset`` makes a dataset without them. Labels that
     are names get the classes of the new values: existing ones in their order, then new ones. Labels
-    that are numbers are positions in the existing classes. Everything else is as for `add_fields`.
+    that are numbers are positions in the existing classes. Everything else is as for `add`.
 
     Args:
         directory: The dataset, perhaps of splits.
-        values: The values, as for `add_fields`.
+        values: The values, as for `add`.
 
     Raises:
         UsageError: If there is no dataset or no such field, or values do not match.
@@ -163,7 +162,7 @@ def replace_fields(
     return _change(options, processes, directory, values, labels)
 
 
-def remove_fields(directory: str | Path, names: Sequence[str]) -> Changed:
+def remove(directory: str | Path, names: Sequence[str]) -> Changed:
     """Remove fields from a dataset. Its shards keep their values, but a copy of it does not.
 
     Args:
@@ -204,7 +203,7 @@ def remove_fields(directory: str | Path, names: Sequence[str]) -> Changed:
         return Changed(manifests=Publication(directory, datasets, request).run_layers(layers_of))
 
 
-def undo_fields(directory: str | Path) -> Changed:
+def undo(directory: str | Path) -> Changed:
     """Undo the last change to the fields of a dataset. Repeating the call does nothing.
 
     Args:
@@ -262,7 +261,7 @@ def _change(
             _require_names(directory, dataset.manifest, schema, operation)
         if options.dry_run:
             return result
-        return replace(result, manifests=change.run(force=options.force), written=True)
+        return dataclasses.replace(result, manifests=change.run(force=options.force), written=True)
 
 
 class _Planned(NamedTuple):
@@ -320,7 +319,7 @@ class _Change:
         planned = plan.fingerprint()
         change = change_request(self.datasets, self.operation, tuple(scan.schema), again=again)
         settings = {**planned.settings, **change.settings}
-        return _Planned(plan, replace(planned, settings=settings))
+        return _Planned(plan, dataclasses.replace(planned, settings=settings))
 
     def _build(self, plan: Plan, staging: StagingDirectory, request: str) -> dict[str, Layer]:
         """Build the shards of the layer of each split, and return it."""
@@ -332,7 +331,7 @@ class _Change:
             require_same_rows(dataset.manifest, manifest)
             save_manifest(manifest, work.folder)
             layer = as_layer(manifest, work.folder, self.operation)
-            layers[split] = replace(layer, request=request)
+            layers[split] = dataclasses.replace(layer, request=request)
         return layers
 
 

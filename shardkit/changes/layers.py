@@ -81,7 +81,7 @@ def change_request(
 
 LayersOf = Callable[[str, Manifest], tuple[Sequence[Layer], int]]
 """Returns the layers after a change, given the split and its manifest before, and the number of
-layers to which `undo_fields` returns."""
+layers to which `shardkit.fields.undo` returns."""
 
 
 class Publication(NamedTuple):

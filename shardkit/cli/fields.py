@@ -8,15 +8,8 @@ from typing import Any
 
 import click
 
-from shardkit.changes.fields import (
-    Changed,
-    FieldOptions,
-    ReplaceOptions,
-    add_fields,
-    remove_fields,
-    replace_fields,
-    undo_fields,
-)
+from shardkit.changes import fields
+from shardkit.changes.fields import Changed, FieldOptions, ReplaceOptions
 from shardkit.cli.options import Options, argument, click_options, command_option
 from shardkit.cli.printing import line, progress_bar, some
 from shardkit.cli.run import Run, say
@@ -98,7 +91,7 @@ def remove_command(run: Run, *, dataset: Path, names: tuple[str, ...]) -> None:
     Example:
       shardkit fields remove dataset caption
     """
-    changed = remove_fields(dataset, names)
+    changed = fields.remove(dataset, names)
     already = "" if changed.written else " already; nothing to do"
     _report(run, dataset, changed, f"{', '.join(names)} removed{already}")
 
@@ -111,7 +104,7 @@ def undo_command(run: Run, *, dataset: Path) -> None:
     Example:
       shardkit fields undo dataset
     """
-    changed = undo_fields(dataset)
+    changed = fields.undo(dataset)
     text = "the last change was undone"
     if not changed.written:
         text = "nothing to undo: the last change was already undone, or there was none"
@@ -125,7 +118,7 @@ for _command in (add_command, replace_command, remove_command, undo_command):
 def _change(run: Run, dataset: Path, source: Path, words: dict[str, Any], verb: str) -> None:
     words["field"] = words["field"] or ()
     words["workers"] = words["workers"] or usable_cpus()
-    change = {"added": add_fields, "replaced": replace_fields}[verb]
+    change = {"added": fields.add, "replaced": fields.replace}[verb]
     with progress_bar(run, "adding" if verb == "added" else "replacing") as tally:
         changed = change(dataset, source, **words, on_progress=tally)
     text = f"{', '.join(changed.schema)} {verb}"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from shardkit.changes.fields import add_fields, replace_fields, undo_fields
+from shardkit.changes import fields
 from shardkit.contracts import Format
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert, convert_scan
@@ -142,11 +142,11 @@ class DatasetConformance:
             "more": [n * 0.5 for n in range(5)],
             "vector": np.eye(5, 4, dtype=np.float32),
         }
-        add_fields(target, added)
-        undo_fields(target)
+        fields.add(target, added)
+        fields.undo(target)
         assert _contents(target) == before
-        add_fields(target, added)
-        replace_fields(target, {"count": [n + 1 for n in range(5)]})
+        fields.add(target, added)
+        fields.replace(target, {"count": [n + 1 for n in range(5)]})
         assert {name: _contents(target)[name] for name in shards} == {
             name: before[name] for name in shards
         }

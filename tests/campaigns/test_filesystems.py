@@ -18,16 +18,7 @@ from campaign import cases
 from helpers import DEADLINE, FORMATS, make_dataset, make_folder, python, tree
 from no_locks import can_refuse_locks, refuse_locks
 
-from shardkit import (
-    UsageError,
-    add_fields,
-    append,
-    describe,
-    make_loader,
-    open_dataset,
-    report,
-    verify,
-)
+from shardkit import UsageError, append, describe, fields, make_loader, open_dataset, report, verify
 from shardkit.dataset import handles
 from shardkit.errors import CorruptDataset
 from shardkit.testing.tools import call_in
@@ -166,7 +157,7 @@ def _written_without_locks(code: int, folder: Path, place: Path, to: str) -> dic
     tempfile.tempdir = str(place.parent)
     make_dataset(folder, place, to=to)
     append(place, make_folder(place.parent / "more", ["cow"]))
-    add_fields(place, {"score": list(range(9))})
+    fields.add(place, {"score": list(range(9))})
     report(place)
     reindex(place)
     return tree(place)

@@ -34,10 +34,10 @@ from scripts.fuzzing.targets import make
 from shardkit import (
     ShardkitError,
     UsageError,
-    add_fields,
     attach,
     convert,
     export,
+    fields,
     make_loader,
     merge,
     open_dataset,
@@ -424,7 +424,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_dataset(source, root / "planes", to="webdataset", encode="planes")
     merge([root / "resized", root / "other"], root / "parts")
     shutil.copytree(root / "resized", root / "layered")
-    add_fields(root / "layered", {"caption": ["a", "b", "c", "d"]})
+    fields.add(root / "layered", {"caption": ["a", "b", "c", "d"]})
     image = np.arange(216, dtype=np.uint8).reshape(9, 8, 3)
     samples = [
         {

@@ -12,7 +12,7 @@ from helpers import encoded, exif, make_dataset, make_tree, opened
 from PIL import Image, ImageFilter
 from planted_faults import scene
 
-from shardkit import add_fields, report
+from shardkit import fields, report
 from shardkit.dataset.shardset import open_shards
 from shardkit.reporting.findings import KINDS
 from shardkit.reporting.report import DatasetReport
@@ -100,7 +100,7 @@ def place(faults: Faults, tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels[wrong] = (labels[wrong] + rng.integers(1, len(CLASSES), CASES)) % len(CLASSES)
     faults.planted["label-error"] = {keys[row] for row in wrong}
     vectors = centers[labels] + rng.normal(size=(len(keys), VALUES)) * rng.uniform(0.1, 0.4)
-    add_fields(place, {"embedding": vectors.astype(np.float32)})
+    fields.add(place, {"embedding": vectors.astype(np.float32)})
     return place
 
 

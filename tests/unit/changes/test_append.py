@@ -36,11 +36,11 @@ from shardkit import (
     convert,
     diff,
     export,
+    fields,
     merge,
     open_dataset,
     open_source,
     repair,
-    replace_fields,
     verify,
 )
 from shardkit.errors import BadImages, CorruptDataset
@@ -346,8 +346,8 @@ def test_unfinished_work_of_another_command_is_named(tmp_path: Path) -> None:
     with refused(BadImages):
         append(place, [Sample("a", image=pixels(seed=2), label="cat"), bad], shard_samples=1)
     with refused(UsageError, place, "append", "force=True"):
-        replace_fields(place, {"label": ["cat"]})
-    assert replace_fields(place, {"label": ["cat"]}, force=True).written
+        fields.replace(place, {"label": ["cat"]})
+    assert fields.replace(place, {"label": ["cat"]}, force=True).written
 
 
 def test_samples_without_keys_are_told_apart_by_them(tmp_path: Path) -> None:

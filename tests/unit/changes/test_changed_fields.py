@@ -37,21 +37,18 @@ from shardkit import (
     Balanced,
     Field,
     UsageError,
-    add_fields,
     append,
     attach,
     convert,
     diff,
     export,
+    fields,
     make_loader,
     merge,
     open_dataset,
     open_source,
-    remove_fields,
     repair,
-    replace_fields,
     report,
-    undo_fields,
     upload,
     verify,
 )
@@ -112,7 +109,7 @@ def made(folder: Path, tmp_path: Path) -> Path:
 
 def test_values_of_a_table_come_back_and_shards_stay(made: Path, tmp_path: Path) -> None:
     before, rows = shard_bytes(made), read(made, "image", "label")
-    changed = add_fields(made, captions(made, tmp_path), field=["caption"])
+    changed = fields.add(made, captions(made, tmp_path), field=["caption"])
     assert changed.written
     assert changed.schema == {"caption": Field("text")}
     assert shard_bytes(made) == before
@@ -123,10 +120,10 @@ def test_values_of_a_table_come_back_and_shards_stay(made: Path, tmp_path: Path)
 
 
 def test_a_copy_has_the_fields_of_all_layers_in_its_shards(made: Path, tmp_path: Path) -> None:
-    add_fields(made, captions(made, tmp_path), field=["caption"])
-    add_fields(made, {"latent": np.arange(48, dtype=np.float16).reshape(6, 4, 2)})
-    replace_fields(made, labels(made, tmp_path), field=["label"])
-    remove_fields(made, ["caption"])
+    fields.add(made, captions(made, tmp_path), field=["caption"])
+    fields.add(made, {"latent": np.arange(48, dtype=np.float16).reshape(6, 4, 2)})
+    fields.replace(made, labels(made, tmp_path), field=["label"])
+    fields.remove(made, ["caption"])
     layered, rows = stated(made), read(made, "image", "label", "latent")
     copy = copied(made, tmp_path / "copy")
     manifest = stated(copy)
@@ -157,8 +154,8 @@ def test_a_copy_goes_with_the_source_of_its_original(
 ) -> None:
     loader = make_loader(open_dataset(made, decode="bytes"), 2, seed=1, num_workers=0)
     state = loader.state_dict()
-    add_fields(made, captions(made, tmp_path), field=["caption"])
-    replace_fields(made, labels(made, tmp_path), field=["label"])
+    fields.add(made, captions(made, tmp_path), field=["caption"])
+    fields.replace(made, labels(made, tmp_path), field=["label"])
     copy = copied(made, tmp_path / "copy", shard_samples=2)
     make_loader(open_dataset(copy, decode="bytes"), 2, seed=1).load_state_dict(state)
     assert (stated(copy).recipe, stated(copy).source["kind"]) == (
@@ -183,7 +180,7 @@ def test_a_copy_goes_with_the_source_of_its_original(
 def test_shards_of_a_copy_are_repaired_from_the_original(
     made: Path, folder: Path, tmp_path: Path
 ) -> None:
-    add_fields(made, captions(made, tmp_path), field=["caption"])
+    fields.add(made, captions(made, tmp_path), field=["caption"])
     copy = copied(made, tmp_path / "copy")
     before = tree(copy)
     (copy / "shard-000000.lmdb").unlink()
@@ -191,7 +188,7 @@ def test_shards_of_a_copy_are_repaired_from_the_original(
     assert "caption" in finding.reason
     assert repair(copy, made).ok
     assert tree(copy) == before
-    undo_fields(made)
+    fields.undo(made)
     unchanged = copied(made, tmp_path / "unchanged")
     before = tree(unchanged)
     (unchanged / "shard-000000.lmdb").unlink()
@@ -200,11 +197,11 @@ def test_shards_of_a_copy_are_repaired_from_the_original(
 
 
 def test_a_rerun_of_a_copy_sees_changed_fields(made: Path, tmp_path: Path) -> None:
-    add_fields(made, {"number": list(range(6))})
+    fields.add(made, {"number": list(range(6))})
     copy = copied(made, tmp_path / "copy")
     before = tree(copy)
     assert tree(copied(made, copy)) == before
-    replace_fields(made, {"number": list(range(10, 16))})
+    fields.replace(made, {"number": list(range(10, 16))})
     with refused(UsageError, copy):
         copied(made, copy)
     assert [value for (value,) in read(copied(made, copy, force=True), "number")] == [
@@ -214,7 +211,7 @@ def test_a_rerun_of_a_copy_sees_changed_fields(made: Path, tmp_path: Path) -> No
 
 def test_a_relabeled_dataset_is_read_with_the_new_labels(made: Path, tmp_path: Path) -> None:
     rows = read(made, "image", "label")
-    changed = replace_fields(made, labels(made, tmp_path), field=["label"])
+    changed = fields.replace(made, labels(made, tmp_path), field=["label"])
     assert (changed.new_classes, changed.lost_classes) == (("bird",), ())
     dataset = open_dataset(made)
     assert dataset.classes == ["cat", "dog", "bird"]
@@ -232,24 +229,24 @@ def test_replaced_labels_have_the_classes_of_the_new_values(made: Path, tmp_path
     ]
     file = table(tmp_path / "labels.csv", rows)
     for given, field in ((file, ["label"]), ({"label": [row["label"] for row in rows]}, [])):
-        changed = replace_fields(made, given, field=field)
+        changed = fields.replace(made, given, field=field)
         assert (changed.new_classes, changed.lost_classes) == (("ox",), ("cat",))
         assert open_dataset(made).classes == ["dog", "ox"]
         counts = [sum(row["label"] == name for row in rows) for name in ("dog", "ox")]
         assert list(stated(made).class_counts) == counts
-        assert not replace_fields(made, given, field=field).written
-        undo_fields(made)
-        replace_fields(made, given, field=field, keep_classes=True)
+        assert not fields.replace(made, given, field=field).written
+        fields.undo(made)
+        fields.replace(made, given, field=field, keep_classes=True)
         assert open_dataset(made).classes == ["cat", "dog", "ox"]
-        undo_fields(made)
+        fields.undo(made)
     told = invoke("fields", "replace", made, "--from", file, "--field", "label")
     assert "1 without a label left out: cat (--keep-classes" in told.output
 
 
 def test_labels_that_are_numbers_keep_all_classes(made: Path) -> None:
-    replace_fields(made, {"label": [1] * 6})
+    fields.replace(made, {"label": [1] * 6})
     assert open_dataset(made).classes == ["cat", "dog"]
-    replace_fields(made, {"label": [1, "fox", 1, 1, None, 1]})
+    fields.replace(made, {"label": [1, "fox", 1, 1, None, 1]})
     dataset = open_dataset(made)
     assert dataset.classes == ["cat", "dog", "fox"]
     assert list(dataset.targets) == [1, 2, 1, 1, -1, 1]
@@ -257,22 +254,22 @@ def test_labels_that_are_numbers_keep_all_classes(made: Path) -> None:
 
 def test_undo_restores_the_dataset_byte_for_byte_once(made: Path, tmp_path: Path) -> None:
     before = tree(made)
-    add_fields(made, captions(made, tmp_path), field=["caption"])
-    undo_fields(made)
+    fields.add(made, captions(made, tmp_path), field=["caption"])
+    fields.undo(made)
     assert tree(made) == before
-    assert not undo_fields(made).written
+    assert not fields.undo(made).written
     again = invoke("fields", "undo", made)
     assert (again.exit_code, "nothing to undo" in again.output) == (0, True)
     assert tree(made) == before
 
 
 def test_undo_brings_a_replaced_field_back(made: Path) -> None:
-    add_fields(made, {"number": list(range(6))})
-    add_fields(made, {"other": list(range(6))})
+    fields.add(made, {"number": list(range(6))})
+    fields.add(made, {"other": list(range(6))})
     before = stated(made)
-    replace_fields(made, {"number": list(range(10, 16))})
+    fields.replace(made, {"number": list(range(10, 16))})
     assert [value for (value,) in read(made, "number")] == list(range(10, 16))
-    undo_fields(made)
+    fields.undo(made)
     after = stated(made)
     assert (after.content_digest, after.schema) == (before.content_digest, before.schema)
     assert [value for (value,) in read(made, "number")] == list(range(6))
@@ -281,29 +278,29 @@ def test_undo_brings_a_replaced_field_back(made: Path) -> None:
 
 def test_files_of_a_replaced_layer_go_with_the_next_change(made: Path) -> None:
     for start in (0, 10, 20):
-        change = replace_fields if start else add_fields
+        change = fields.replace if start else fields.add
         change(made, {"number": list(range(start, start + 6))})
     assert sorted(path.name for path in (made / "layers").iterdir()) == ["000002", "000003"]
-    remove_fields(made, "number")
+    fields.remove(made, "number")
     assert sorted(path.name for path in (made / "layers").iterdir()) == ["000003"]
     assert verify(made).ok
-    undo_fields(made)
+    fields.undo(made)
     assert [value for (value,) in read(made, "number")] == list(range(20, 26))
 
 
 def test_a_repeated_change_does_nothing(made: Path, tmp_path: Path) -> None:
     source = captions(made, tmp_path)
-    add_fields(made, source, field=["caption"])
+    fields.add(made, source, field=["caption"])
     before = tree(made)
-    assert not add_fields(made, source, field=["caption"]).written
+    assert not fields.add(made, source, field=["caption"]).written
     assert tree(made) == before
     table(source, [{"path": path, "caption": "other"} for path in paths_of(made)])
     with refused(UsageError, "'caption'"):
-        add_fields(made, source, field=["caption"])
+        fields.add(made, source, field=["caption"])
 
 
 def test_a_layer_is_opened_only_for_its_fields(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add_fields(made, {"number": list(range(6))})
+    fields.add(made, {"number": list(range(6))})
     shutil.rmtree(made / "layers")
     dataset = open_dataset(made)
     assert len([dataset[row] for row in range(6)]) == 6
@@ -312,8 +309,8 @@ def test_a_layer_is_opened_only_for_its_fields(made: Path, monkeypatch: pytest.M
 
 
 def test_functions_get_samples_and_give_fields(made: Path) -> None:
-    add_fields(made, {"number": [0.5 * n for n in range(6)]})
-    add_fields(
+    fields.add(made, {"number": [0.5 * n for n in range(6)]})
+    fields.add(
         made,
         {
             "pixels": lambda sample: np.asarray(sample["image"]).mean((0, 1)),
@@ -334,24 +331,24 @@ def measure(sample: Mapping[str, Any]) -> int:
 
 @pytest.mark.slow
 def test_functions_run_in_worker_processes(made: Path) -> None:
-    add_fields(made, {"wide": measure}, workers=2)
+    fields.add(made, {"wide": measure}, workers=2)
     dataset = open_dataset(made, fields=("image", "wide"))
     assert all(image.width == wide for image, wide in (dataset[row] for row in range(6)))
 
 
 def test_a_function_that_fails_names_the_row(made: Path) -> None:
     with refused(UsageError, "text: ZeroDivisionError"):
-        add_fields(made, {"text": lambda sample: 1 / 0})
+        fields.add(made, {"text": lambda sample: 1 / 0})
     path = sorted(paths_of(made))[2]
     with pytest.raises(BadImages, match=f"{path}: text: KeyError"):
-        add_fields(made, {"text": lambda sample: {True: "a"}[sample["path"] != path]})
+        fields.add(made, {"text": lambda sample: {True: "a"}[sample["path"] != path]})
     assert not hasattr(stated(made), "layering")
 
 
 def test_arrays_of_a_file_are_in_row_order(made: Path, tmp_path: Path) -> None:
     values = np.random.default_rng(0).standard_normal((6, 3, 2)).astype(np.float32)
     np.save(tmp_path / "latents.npy", values)
-    add_fields(made, tmp_path / "latents.npy", field=["latent"])
+    fields.add(made, tmp_path / "latents.npy", field=["latent"])
     assert all((a.numpy() == b).all() for (a,), b in zip(read(made, "latent"), values, strict=True))
     batch = open_dataset(made, fields=["latent"]).__getitems__(range(6))
     assert shardkit.collate(batch)[0].shape == (6, 3, 2)
@@ -360,9 +357,9 @@ def test_arrays_of_a_file_are_in_row_order(made: Path, tmp_path: Path) -> None:
 def test_an_array_of_another_length_is_refused(made: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "latents.npy", np.zeros((5, 2)))
     with refused(UsageError, "latents.npy", 5, 6):
-        add_fields(made, tmp_path / "latents.npy", field=["latent"])
+        fields.add(made, tmp_path / "latents.npy", field=["latent"])
     with refused(UsageError, "number", 5, 6):
-        add_fields(made, {"number": range(5)})
+        fields.add(made, {"number": range(5)})
 
 
 def split_dataset(folder: Path) -> Path:
@@ -386,16 +383,16 @@ def test_a_folder_has_the_arrays_of_all_splits(tmp_path: Path) -> None:
         (tables, (tables, "one table for all splits")),
     ):
         with refused(UsageError, *facts):
-            add_fields(made, source, field=["vector"])
+            fields.add(made, source, field=["vector"])
     np.save(folder / "val.npy", arrays["val"].astype(np.float32))
     with refused(UsageError, "val.npy", "float32", "train.npy", "float64"):
-        add_fields(made, folder, field=["vector"])
+        fields.add(made, folder, field=["vector"])
     np.save(folder / "val.npy", arrays["val"])
-    add_fields(made, folder, field=["vector"], workers=2)
+    fields.add(made, folder, field=["vector"], workers=2)
 
     for split, array in arrays.items():
         assert np.array_equal([vector.numpy() for (vector,) in read(made / split, "vector")], array)
-    assert not add_fields(made, folder, field=["vector"]).written
+    assert not fields.add(made, folder, field=["vector"]).written
     assert verify(made, against=folder).ok
     np.save(folder / "val.npy", arrays["val"] + 1)
     assert not verify(made, against=folder).ok
@@ -403,7 +400,7 @@ def test_a_folder_has_the_arrays_of_all_splits(tmp_path: Path) -> None:
 
 def test_a_dataset_without_splits_has_one_file(made: Path, tmp_path: Path) -> None:
     with refused(UsageError, tmp_path, made, ".npy"):
-        add_fields(made, tmp_path, field=["vector"])
+        fields.add(made, tmp_path, field=["vector"])
 
 
 def test_lists_of_one_length_become_arrays_of_one_shape(made: Path, tmp_path: Path) -> None:
@@ -424,9 +421,9 @@ def test_lists_of_one_length_become_arrays_of_one_shape(made: Path, tmp_path: Pa
             for row in rows
         )
     )
-    fields = [f"{name}:array" for name in ("vector", "grid", "ragged")]
-    schema = add_fields(made, table(tmp_path / "lists.csv", rows), field=fields).schema
-    schema = {**schema, **add_fields(made, by_line, field=["other:array"]).schema}
+    columns = [f"{name}:array" for name in ("vector", "grid", "ragged")]
+    schema = fields.add(made, table(tmp_path / "lists.csv", rows), field=columns).schema
+    schema = {**schema, **fields.add(made, by_line, field=["other:array"]).schema}
 
     assert {name: str(field) for name, field in schema.items()} == {
         "vector": "float64 array, 2",
@@ -445,10 +442,10 @@ def test_missing_unknown_and_repeated_keys_are_named(made: Path, tmp_path: Path)
     rows = [{"key": path, "caption": "x"} for path in [*paths[1:], "cat/none.jpg"]]
     source = table(tmp_path / "a.csv", rows)
     with refused(UsageError, "1 of the 6", "'cat/none.jpg'"):
-        add_fields(made, source, field=["caption"])
+        fields.add(made, source, field=["caption"])
     with refused(UsageError, made, paths[0]):
-        add_fields(made, source, field=["caption"], unknown="skip")
-    add_fields(made, source, field=["caption"], unknown="skip", missing="skip")
+        fields.add(made, source, field=["caption"], unknown="skip")
+    fields.add(made, source, field=["caption"], unknown="skip", missing="skip")
     lacking = {
         path: value for path, (value,) in zip(paths_of(made), read(made, "caption"), strict=True)
     }
@@ -456,7 +453,7 @@ def test_missing_unknown_and_repeated_keys_are_named(made: Path, tmp_path: Path)
     keys = list(open_dataset(made).keys)
     twice = table(tmp_path / "b.csv", [{"key": name, "other": "x"} for name in [*paths, keys[2]]])
     with refused(UsageError, "b.csv:8"):
-        add_fields(made, twice, field=["other"])
+        fields.add(made, twice, field=["other"])
 
 
 def test_wrong_fields_are_refused(made: Path, tmp_path: Path) -> None:
@@ -469,7 +466,7 @@ def test_wrong_fields_are_refused(made: Path, tmp_path: Path) -> None:
         (["label=caption", "label=caption"], "label"),
     ):
         with refused(UsageError, fact):
-            add_fields(made, source, field=field)
+            fields.add(made, source, field=field)
 
 
 def test_one_table_serves_all_splits(tmp_path: Path) -> None:
@@ -481,20 +478,20 @@ def test_one_table_serves_all_splits(tmp_path: Path) -> None:
     }
     every = sorted([*names["train"], *names["val"]])
     rows = [{"path": name, "caption": name.upper()} for name in every]
-    add_fields(made, table(tmp_path / "c.csv", rows), field=["caption"])
+    fields.add(made, table(tmp_path / "c.csv", rows), field=["caption"])
     for split, each in names.items():
         assert read(made / split, "caption") == [(name.upper(),) for name in each]
     assert verify(made).ok
     ambiguous = [{"path": name.partition("/")[2], "x": 1} for name in names["train"]]
     with refused(UsageError, "d.csv"):
-        add_fields(made, table(tmp_path / "d.csv", ambiguous), field=["x"])
-    undo_fields(made)
+        fields.add(made, table(tmp_path / "d.csv", ambiguous), field=["x"])
+    fields.undo(made)
     assert verify(made).ok
     assert not hasattr(stated(made / "train"), "layering")
 
 
 def test_damage_in_a_layer_is_found(made: Path, tmp_path: Path) -> None:
-    add_fields(made, captions(made, tmp_path), field=["caption"])
+    fields.add(made, captions(made, tmp_path), field=["caption"])
     (shard,) = (made / "layers" / "000001").glob("shard-*")
     content = shard.read_bytes()
     at = content.index(b"a photo of")
@@ -515,8 +512,8 @@ def test_damage_in_a_layer_is_found(made: Path, tmp_path: Path) -> None:
 def test_a_layer_of_another_dataset_is_refused(made: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(made, other)
-    add_fields(made, {"number": list(range(6))})
-    add_fields(other, {"number": list(range(1, 7))})
+    fields.add(made, {"number": list(range(6))})
+    fields.add(other, {"number": list(range(1, 7))})
     shutil.rmtree(made / "layers")
     shutil.copytree(other / "layers", made / "layers")
     with refused(CorruptDataset, "layers/000001"):
@@ -526,7 +523,7 @@ def test_a_layer_of_another_dataset_is_refused(made: Path, tmp_path: Path) -> No
 def test_repair_rebuilds_base_shards_and_names_those_of_layers(
     made: Path, folder: Path, tmp_path: Path
 ) -> None:
-    add_fields(made, captions(made, tmp_path), field=["caption"])
+    fields.add(made, captions(made, tmp_path), field=["caption"])
     wanted = tree(made)
     (made / "shard-000000.lmdb").unlink()
     (made / "layers/000001/index/columns/caption.npy").unlink()
@@ -548,7 +545,7 @@ def test_repair_names_the_source_that_a_shard_of_the_conversion_needs(
     made: Path, tmp_path: Path
 ) -> None:
     source = captions(made, tmp_path)
-    add_fields(made, source, field=["caption"])
+    fields.add(made, source, field=["caption"])
     (made / "shard-000000.lmdb").unlink()
     (finding,) = repair(made, source).findings
     assert finding.file == "shard-000000.lmdb"
@@ -559,7 +556,7 @@ def test_all_sources_repair_the_index_that_their_rows_are_matched_by(
     made: Path, folder: Path, tmp_path: Path
 ) -> None:
     sources = [folder, captions(made, tmp_path)]
-    add_fields(made, sources[1], field=["caption"])
+    fields.add(made, sources[1], field=["caption"])
     wanted = tree(made)
     keys = made / "index/keys.npy"
     for harmed in (b"", keys.read_bytes()[:-1] + b"?"):
@@ -572,10 +569,10 @@ def test_all_sources_repair_the_index_that_their_rows_are_matched_by(
 
 def test_verify_compares_layers_with_their_files(made: Path, folder: Path, tmp_path: Path) -> None:
     source = captions(made, tmp_path)
-    add_fields(made, source, field=["caption"])
+    fields.add(made, source, field=["caption"])
     np.save(tmp_path / "latents.npy", np.arange(12.0).reshape(6, 2))
-    add_fields(made, tmp_path / "latents.npy", field=["latent"])
-    replace_fields(made, labels(made, tmp_path), field=["label"])
+    fields.add(made, tmp_path / "latents.npy", field=["latent"])
+    fields.replace(made, labels(made, tmp_path), field=["label"])
     files = [tmp_path / name for name in ("captions.csv", "latents.npy", "labels.csv")]
     assert verify(made, against=[folder, *files]).ok
     assert verify(made, against=files).ok
@@ -588,8 +585,8 @@ def test_verify_compares_layers_with_their_files(made: Path, folder: Path, tmp_p
 
 
 def test_a_record_counts_once_with_all_its_layers(made: Path) -> None:
-    add_fields(made, {"number": list(range(6))})
-    add_fields(made, {"other": list(range(6))})
+    fields.add(made, {"number": list(range(6))})
+    fields.add(made, {"other": list(range(6))})
     assert verify(made).records == 6
 
 
@@ -605,7 +602,7 @@ def test_names_of_images_and_commands_with_line_breaks_are_plain(
 
 
 def test_verify_compares_the_images_with_their_source(made: Path, folder: Path) -> None:
-    add_fields(made, {"number": list(range(6))})
+    fields.add(made, {"number": list(range(6))})
     verification = verify(made, against=folder)
     assert verification.ok
     assert verification.source is not None
@@ -616,10 +613,10 @@ def test_verify_compares_the_images_with_their_source(made: Path, folder: Path) 
 @pytest.mark.parametrize("to", FORMATS)
 def test_append_extends_each_layer(folder: Path, tmp_path: Path, to: str) -> None:
     made = make_dataset(folder, tmp_path / "made", to=to)
-    replace_fields(made, labels(made, tmp_path), field=["label"])
-    add_fields(made, {"number": list(range(6)), "latent": np.arange(12.0).reshape(6, 2)})
-    add_fields(made, {"gone": list(range(6))})
-    remove_fields(made, ["gone"])
+    fields.replace(made, labels(made, tmp_path), field=["label"])
+    fields.add(made, {"number": list(range(6)), "latent": np.arange(12.0).reshape(6, 2)})
+    fields.add(made, {"gone": list(range(6))})
+    fields.remove(made, ["gone"])
     rows = read(made, "image", "label", "number")
     kept = {name: digest for name, digest in tree(made).items() if "shard-" in name}
     more = make_tree(tmp_path / "more", {"bird/x.png": png(seed=8), "emu/y.png": png(seed=9)})
@@ -637,7 +634,7 @@ def test_append_extends_each_layer(folder: Path, tmp_path: Path, to: str) -> Non
     assert found["emu/y.png"] == (png(seed=9), "emu", None)
     assert verify(made, level="decode", against=[folder, more]).ok
     assert append(made, more, missing="skip").images == 0
-    assert undo_fields(made).written is False
+    assert fields.undo(made).written is False
 
 
 def test_appended_samples_bring_the_fields_of_layers(tmp_path: Path) -> None:
@@ -647,8 +644,8 @@ def test_appended_samples_bring_the_fields_of_layers(tmp_path: Path) -> None:
 
     made = tmp_path / "made"
     convert(samples(0), made, to="lmdb")
-    add_fields(made, {"number": [0, 1, 2], "boxes": [np.ones((1, 4))] * 3})
-    replace_fields(made, {"text": ["a", "b", "c"]})
+    fields.add(made, {"number": [0, 1, 2], "boxes": [np.ones((1, 4))] * 3})
+    fields.replace(made, {"text": ["a", "b", "c"]})
     new = samples(10, number=7, boxes=np.zeros((2, 4)))
     append(made, new)
     rows = dict(zip(open_dataset(made).keys, read(made, "text", "number", "boxes"), strict=True))
@@ -659,7 +656,7 @@ def test_appended_samples_bring_the_fields_of_layers(tmp_path: Path) -> None:
 
 
 def test_a_bad_image_is_left_out_of_all_layers(made: Path, tmp_path: Path) -> None:
-    add_fields(made, {"number": list(range(6))})
+    fields.add(made, {"number": list(range(6))})
     more = make_tree(tmp_path / "more", {"cat/bad.png": png()[:60], "cat/good.png": png(seed=8)})
     assert append(made, more, missing="skip", on_error="skip").images == 1
     assert read(made, "number")[6:] == [(None,)]
@@ -672,7 +669,7 @@ def test_boxes_of_new_images_move_with_them(tmp_path: Path) -> None:
 
     made = tmp_path / "made"
     convert([sample("a")], made, to="lmdb", resize=10)
-    add_fields(made, {"boxes": [np.array([[1.0, 2.0, 3.0, 4.0]])]})
+    fields.add(made, {"boxes": [np.array([[1.0, 2.0, 3.0, 4.0]])]})
     append(made, [sample("bb", boxes=np.array([[2.0, 4.0, 6.0, 8.0]]))])
     for (value,) in read(made, "boxes"):  # in pixels of the stored images, of half the size
         assert value.tolist() == [[1.0, 2.0, 3.0, 4.0]]
@@ -683,7 +680,7 @@ def test_merge_links_layers_made_by_the_same_steps(made: Path, tmp_path: Path) -
         make_tree(tmp_path / "more", {"cat/new.png": png(seed=8)}), tmp_path / "other"
     )
     for place in (made, other):
-        add_fields(place, captions(place, tmp_path), field=["caption"])
+        fields.add(place, captions(place, tmp_path), field=["caption"])
     merged = tmp_path / "merged"
     merge([made, other], merged)
     assert read(merged, "image", "caption") == [
@@ -694,7 +691,7 @@ def test_merge_links_layers_made_by_the_same_steps(made: Path, tmp_path: Path) -
     before = tree(merged)
     merge([made, other], merged)
     assert tree(merged) == before
-    replace_fields(other, {"caption": ["another one"]})
+    fields.replace(other, {"caption": ["another one"]})
     with refused(UsageError, merged):
         merge([made, other], merged)
     copies = [copied(place, tmp_path / f"copy of {place.name}") for place in (made, other)]
@@ -706,17 +703,17 @@ def test_merge_names_datasets_changed_in_other_steps(made: Path, tmp_path: Path)
     other = make_dataset(
         make_tree(tmp_path / "more", {"dog/new.png": png(seed=8)}), tmp_path / "other"
     )
-    replace_fields(other, {"label": ["cat"]})
+    fields.replace(other, {"label": ["cat"]})
     with refused(UsageError, other, made, "`shardkit convert dataset`"):
         merge([made, other], tmp_path / "all")
 
 
 def test_an_appended_dataset_gets_fields(made: Path, tmp_path: Path) -> None:
     append(made, make_tree(tmp_path / "more", {"cat/new.png": png(seed=8)}))
-    add_fields(made, {"number": list(range(7))})
+    fields.add(made, {"number": list(range(7))})
     assert [value for (value,) in read(made, "number")] == list(range(7))
     assert verify(made).ok
-    remove_fields(made, "label")
+    fields.remove(made, "label")
     assert verify(made).ok
     assert open_dataset(made)[0][1] == -1
 
@@ -727,19 +724,19 @@ def test_an_attached_dataset_gets_fields_next_to_its_manifest(folder: Path, tmp_
         file.add(folder, ".")
     attach(archive, made)
     content = archive.read_bytes()
-    add_fields(made, captions(made, tmp_path), field=["caption"])
+    fields.add(made, captions(made, tmp_path), field=["caption"])
     assert read(made, "caption") == [(f"a photo of {path}",) for path in paths_of(made)]
     assert len(open_dataset(made)[:]) == 6
     assert archive.read_bytes() == content
     assert verify(made).ok
     assert attach(archive, made).unchanged
-    undo_fields(made)
+    fields.undo(made)
     assert verify(made).ok
 
 
 def test_exports_have_the_fields_of_all_layers(made: Path, tmp_path: Path) -> None:
-    add_fields(made, captions(made, tmp_path), field=["caption"])
-    replace_fields(made, labels(made, tmp_path), field=["label"])
+    fields.add(made, captions(made, tmp_path), field=["caption"])
+    fields.replace(made, labels(made, tmp_path), field=["label"])
     export(made, tmp_path / "layered", layout="webdataset")
     export(made, tmp_path / "csv", layout="csv")
     export(copied(made, tmp_path / "copy"), tmp_path / "copied", layout="webdataset")
@@ -755,7 +752,7 @@ def test_diff_and_report_see_the_layers(made: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(made, other)
     assert diff(made, other).equal
-    replace_fields(other, labels(made, tmp_path), field=["label"])
+    fields.replace(other, labels(made, tmp_path), field=["label"])
     assert not diff(made, other).equal
     found = report(other)
     assert found is not None
@@ -763,8 +760,8 @@ def test_diff_and_report_see_the_layers(made: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_bucket_serves_layers(made: Path, tmp_path: Path, bucket: Bucket) -> None:
-    add_fields(made, captions(made, tmp_path), field=["caption"])
-    add_fields(made, {"latent": np.arange(12, dtype=np.float32).reshape(6, 2)})
+    fields.add(made, captions(made, tmp_path), field=["caption"])
+    fields.add(made, {"latent": np.arange(12, dtype=np.float32).reshape(6, 2)})
     url = f"s3://{BUCKET}/made"
     upload(made, url)
     before = len(bucket.requests)
@@ -784,17 +781,17 @@ def test_states_resume_after_a_field_is_added_and_not_if_their_order_uses_old_la
         return make_loader(open_dataset(made, decode="bytes"), 2, seed=1, num_workers=0, **options)
 
     plain, balanced = loader().state_dict(), loader(sampler=Balanced()).state_dict()
-    add_fields(made, {"number": list(range(6))})
+    fields.add(made, {"number": list(range(6))})
     loader().load_state_dict(plain)
     loader(sampler=Balanced()).load_state_dict(balanced)
-    replace_fields(made, labels(made, tmp_path), field=["label"])
+    fields.replace(made, labels(made, tmp_path), field=["label"])
     loader().load_state_dict(plain)
     with pytest.raises(StateMismatch, match="order"):
         loader(sampler=Balanced()).load_state_dict(balanced)
 
 
 def test_convert_dataset_selects_by_an_added_field(made: Path, tmp_path: Path) -> None:
-    add_fields(made, {"number": list(range(6))})
+    fields.add(made, {"number": list(range(6))})
     source = open_source("dataset", made, where="number >= 4")
     convert(source, tmp_path / "some", to="hdf5")
     assert [value for (value,) in read(tmp_path / "some", "number")] == [4, 5]
@@ -847,8 +844,8 @@ def test_the_example_reads_layers_with_tarfile(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = make_dataset(folder, tmp_path / "made", to="webdataset")
-    add_fields(made, captions(made, tmp_path), field=["caption"])
-    add_fields(made, {"latent": np.zeros((6, 2), np.float32)})
+    fields.add(made, captions(made, tmp_path), field=["caption"])
+    fields.add(made, {"latent": np.zeros((6, 2), np.float32)})
     monkeypatch.setattr(sys, "argv", ["example", str(made)])
     runpy.run_path(str(EXAMPLE))
     kinds = dict(zip(open_dataset(made).keys, paths_of(made), strict=True))
@@ -860,7 +857,7 @@ def test_the_example_reads_layers_with_tarfile(
 
 def test_no_layer_follows_the_one_with_the_last_number(tmp_path: Path) -> None:
     place = make_dataset(make_folder(tmp_path / "photos", each=1), tmp_path / "made")
-    add_fields(place, {"score": [1, 2]})
+    fields.add(place, {"score": [1, 2]})
 
     def renumbered(manifest: Any) -> Any:
         (layer,) = manifest.layers
@@ -875,9 +872,9 @@ def test_no_layer_follows_the_one_with_the_last_number(tmp_path: Path) -> None:
     assert verify(place).ok
     before = tree(place)
     with refused(UsageError, 999999, "shardkit convert dataset"):
-        add_fields(place, {"other": [1, 2]})
+        fields.add(place, {"other": [1, 2]})
     with refused(UsageError, 999999):
-        remove_fields(place, ["score"])
+        fields.remove(place, ["score"])
     assert tree(place) == before
 
 
@@ -888,8 +885,8 @@ def test_no_layer_follows_the_one_with_the_last_number(tmp_path: Path) -> None:
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("made")
     place = make_dataset(make_folder(root / "photos"), root / "made")
-    add_fields(place, {"first": list(range(6))})
-    add_fields(place, {"second": list("abcdef")})
+    fields.add(place, {"first": list(range(6))})
+    fields.add(place, {"second": list("abcdef")})
     return place
 
 
@@ -973,13 +970,13 @@ def test_links_in_place_of_layers_are_refused(layered: Path, tmp_path: Path, nam
         open_dataset(layered, fields=["first"])[0]
     assert not verify(layered).ok
     with refused(UsageError, layered / name, "symbolic link"):
-        remove_fields(layered, "first")
+        fields.remove(layered, "first")
 
 
 def test_a_layer_of_other_rows_is_refused(pristine: Path, layered: Path, tmp_path: Path) -> None:
     """Its manifest is right, and so is the digest, but its keys are those of another dataset."""
     other = make_dataset(pristine.parent / "photos", tmp_path / "other", shuffle=False)
-    add_fields(other, {"first": list(range(6))})
+    fields.add(other, {"first": list(range(6))})
     stated = json.loads((other / "shardkit.json").read_bytes())["layering"]["layers"][0]
     shutil.rmtree(layered / "layers" / "000001")
     shutil.copytree(other / "layers" / "000001", layered / "layers" / "000001")

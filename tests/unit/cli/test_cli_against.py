@@ -15,7 +15,7 @@ from hostile.forging import forge, restate, with_image
 from refusals import refuses
 from table import for_each
 
-from shardkit import convert, replace_fields
+from shardkit import convert, fields
 
 SOUND, DAMAGED, USAGE = 0, 1, 2
 
@@ -69,7 +69,7 @@ def test_the_report_states_what_equals_the_source(
     place = tmp_path / str(options)
     convert(folder, place, to="lmdb", workers=1, **options)
     assert expected in verify(place, "--against", folder)[0]
-    replace_fields(place, {"label": [0] * 6})
+    fields.replace(place, {"label": [0] * 6})
     (line,) = [
         line for line in verify(place, "--against", folder)[0].splitlines() if "each" in line
     ]

@@ -27,7 +27,7 @@ from helpers import (
 from repairing import flip
 
 import shardkit
-from shardkit import add_fields, convert, open_dataset
+from shardkit import convert, fields, open_dataset
 
 COMMON = ["exit_code", "seconds", "error"]
 ALONE = "--workers 1"
@@ -129,7 +129,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         convert(source, base / name, to="lmdb", shard_samples=4, workers=1)
     shutil.copytree(base / "grown", base / "fielded")
     np.save(base / "numbers.npy", np.arange(len(open_dataset(base / "fielded"))))
-    add_fields(base / "fielded", base / "numbers.npy", field=["number"])
+    fields.add(base / "fielded", base / "numbers.npy", field=["number"])
     for name in ("damaged", "bad"):
         shutil.copytree(base / "made", base / name)
     for path in (base / "damaged").glob("shard-*"):

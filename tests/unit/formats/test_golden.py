@@ -22,14 +22,7 @@ import pytest
 from helpers import FORMATS, contents
 from stated import has_compiled_module, stated
 
-from shardkit import (
-    attach,
-    convert,
-    open_dataset,
-    open_source,
-    undo_fields,
-    verify,
-)
+from shardkit import attach, convert, fields, open_dataset, open_source, verify
 from shardkit.dataset.shardset import open_shards
 from shardkit.record import Record
 from shardkit.registry import get_format
@@ -305,7 +298,7 @@ def test_a_layered_dataset_is_intact_and_can_be_copied_or_undone(
     convert(open_source("dataset", golden), tmp_path / "one", to=storage)
     digest = stated(golden).content_digest
     assert stated(tmp_path / "one").content_digest == digest
-    undo_fields(tmp_path / "two")
+    fields.undo(tmp_path / "two")
     assert open_dataset(tmp_path / "two").classes == ["bird", "cat"]
     assert verify(tmp_path / "two").ok
 

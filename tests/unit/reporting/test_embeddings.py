@@ -12,7 +12,7 @@ from helpers import encoded, invoke, make_dataset, make_tree, png
 from planted_faults import scene
 from refusals import refused, refuses
 
-from shardkit import UsageError, add_fields, open_dataset, report
+from shardkit import UsageError, fields, open_dataset, report
 
 EACH, VALUES = 40, 16
 CLASSES = "abc"
@@ -55,7 +55,7 @@ def embedded(place: Path, seed: int, dtype: Any = np.float32, scale: float = 1) 
     vectors[rows[outlier]] = centers[outlier[0]] + 4 * rng.normal(size=VALUES)
     vectors[rows[bad[0]]] = 0
     vectors[rows[bad[1]], 3] = np.nan
-    add_fields(place, {"embedding": (vectors * scale).astype(dtype)})
+    fields.add(place, {"embedding": (vectors * scale).astype(dtype)})
     return {
         "label-error": {
             *wrong,
@@ -109,10 +109,10 @@ def test_of_datasets_compared_a_near_duplicate_is_a_leak(measured: Path, tmp_pat
     train, val = (Path(shutil.copytree(measured, tmp_path / name)) for name in ("train", "val"))
     rng = np.random.default_rng(5)
     vectors = rng.normal(size=(len(open_dataset(train)), VALUES))
-    add_fields(train, {"embedding": vectors})
+    fields.add(train, {"embedding": vectors})
     other = rng.normal(size=vectors.shape)
     other[3] = vectors[7]
-    add_fields(val, {"embedding": other})
+    fields.add(val, {"embedding": other})
     made = report(train, val, embedding="embedding")
     (leak,) = made.failed(["leak"])
 
@@ -131,7 +131,7 @@ def test_a_leak_by_embeddings_alone_fails_the_command(tmp_path: Path) -> None:
     place = make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made")
     vectors = np.random.default_rng(7).normal(size=(24, VALUES))
     vectors[12 + 3] = vectors[7]
-    add_fields(place, {"embedding": vectors})
+    fields.add(place, {"embedding": vectors})
     assert invoke("report", place, "--fail-on", "leak").exit_code == 0
     result = invoke("report", place, "--embedding", "embedding", "--fail-on", "leak")
 
@@ -149,7 +149,7 @@ def test_a_leak_of_pictures_is_not_shown_again_by_embeddings(
     train, val = (Path(shutil.copytree(measured, tmp_path / name)) for name in ("train", "val"))
     vectors = np.random.default_rng(5).normal(size=(len(open_dataset(train)), VALUES))
     for place in (train, val):
-        add_fields(place, {"embedding": vectors})
+        fields.add(place, {"embedding": vectors})
     (leak,) = report(train, val, embedding="embedding").failed(["leak"])
 
     assert {group.note for group in leak.groups} == {"same bytes"}
@@ -160,12 +160,12 @@ def test_wrong_fields_are_refused_with_the_remedy(place: Path) -> None:
     with refused(UsageError, "'embedding'"):
         report(place, embedding="embedding")
     lists = [[0.5] * (1 + n % 2) for n in range(count)]
-    add_fields(
+    fields.add(
         place,
         {"ragged": lists, "embedding": np.ones((count, 4), np.float32)},
         schema={"ragged": "array"},
     )
-    add_fields(place, {"listed": lists, "ids": np.ones((count, 4), int)}, schema={"listed": "json"})
+    fields.add(place, {"listed": lists, "ids": np.ones((count, 4), int)}, schema={"listed": "json"})
     for name, kind in (
         ("ragged", "array"),
         ("listed", "json"),
@@ -209,7 +209,7 @@ def test_what_cannot_be_judged_fails(tmp_path: Path, count: int, values: str, re
         "equal": np.ones((count, 3)),
         "scaled": np.outer(rng.uniform(1, 9, count), [3.0, -1, 0.2]),
     }[values]
-    add_fields(place, {"embedding": vectors})
+    fields.add(place, {"embedding": vectors})
     page = tmp_path / "page.html"
     options = ("--embedding", "embedding", "--fail-on", "label-error", "-o", page)
     result = invoke("report", place, *options)

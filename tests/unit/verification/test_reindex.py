@@ -16,7 +16,7 @@ from pairwise import pairwise
 from refusals import refused
 from stated import being_written, shards_of
 
-from shardkit import UsageError, add_fields, repair, verify
+from shardkit import UsageError, fields, repair, verify
 from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.verification.reindex import reindex
 
@@ -75,7 +75,7 @@ def test_a_file_or_link_in_place_of_a_folder_of_the_index_is_replaced(
     folder: Path, tmp_path: Path
 ) -> None:
     place = make_dataset(folder, tmp_path / "made", to="lmdb")
-    add_fields(place, {"score": list(range(6))})
+    fields.add(place, {"score": list(range(6))})
     before, photos = tree(place), tree(folder)
     columns = place / "layers/000001/index/columns"
     for plant in (lambda: columns.write_bytes(b""), lambda: columns.symlink_to(folder)):
