@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from shardkit.measure.doctor.checks import Finding
-from shardkit.measure.doctor.doctor import DoctorReport
 from shardkit.measure.doctor.judgement import TORCH_THREADS, Diagnosis, LoopDiagnosis, Range, Rated
 from shardkit.measure.doctor.lines import Line
 from shardkit.measure.doctor.pipeline import Setup
 from shardkit.measure.doctor.profile import OWN_CODE, WAITS, Profile
+from shardkit.measure.doctor.report import DoctorReport
 from shardkit.measure.doctor.tail import Tail
 from shardkit.measure.runner.gil import HOLDS
 from shardkit.measure.runner.other_load import OtherLoad

@@ -9,6 +9,7 @@ from shardkit.dataset.manifest import MANIFEST_NAME
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.recipe import Recipe
 from shardkit.registry import DATASET, DEFAULT_ATTACHED, format_names
+from shardkit.system.text import shell
 
 SOURCE = "SRC"
 """Stands for a folder in a command if files have none in common."""
@@ -27,6 +28,11 @@ class Convertible:
     """Whether only the files of the user's own dataset lead to the folder."""
     encoded_again: bool = False
     """Whether the dataset's images are not the files of its source."""
+
+    def suggest(self, change: Recipe, decode: str = "") -> tuple[str, list[str]]:
+        """Return the command, and uses of its result; ``decode`` as for `hints`."""
+        words = self.words(change)
+        return shell(*words), self.hints(words[4], decode)
 
     def words(self, change: Recipe) -> list[str]:
         """Return the command; labels, order and all fields stay as they are."""

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from shardkit.errors import ShardkitError, UsageError, setting
-from shardkit.measure.doctor.lines import Line, SampledCollate, end_sampling, named_lines
-from shardkit.measure.doctor.stored import innermost
-from shardkit.measure.runner.folder import PlainFolder
-from shardkit.measure.runner.loaders import close_loader
-from shardkit.measure.runner.material import parse_decode
+from shardkit.measure.doctor.lines import SampledCollate
+from shardkit.measure.doctor.stored import innermost, open_converted
 from shardkit.measure.runner.session import Session
-from shardkit.measure.runner.spec import StepSpec, StopCondition
-from shardkit.measure.runner.steps import make_step
-from shardkit.measure.runner.timing import measure
 from shardkit.recipe import Recipe
 from shardkit.system.machine import free_memory
 from shardkit.torch.data.collate import collate
-from shardkit.torch.data.datasets import ShardDataset, open_dataset
+from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.order_options import OrderOptions
 from shardkit.torch.engine.options import ENGINE_KINDS, EngineKind, LoaderOptions
 from shardkit.torch.engine.resident import resident_bytes
@@ -186,7 +176,7 @@ class Pipeline:
         dataset = self.dataset
         size = self.setup.batch_size
         if data:
-            dataset = _converted(innermost(dataset), data, remedy)
+            dataset = open_converted(innermost(dataset), data, remedy.decode or "pil")
         rows = range(len(dataset)) if data else rows
         if self.setup.mapped and len(rows):
             count = min(max(len(self.dataset), _EPOCH_BATCHES * size // 8), _EPOCH_BATCHES * size)
@@ -218,15 +208,6 @@ class Pipeline:
         return DataLoader(dataset, size if self.collects else None, **changed)
 
 
-def _converted(dataset: Any, data: str, remedy: Remedy) -> ShardDataset:
-    """Return the converted dataset at ``data``, with the options of another dataset."""
-    if isinstance(dataset, ShardDataset):
-        return dataset.reopened(data, root=None, cache=None, cache_limit=None)
-    has_decode = isinstance(dataset, PlainFolder)
-    decode = dataset.decode if has_decode else parse_decode(remedy.decode or "pil")
-    return open_dataset(data, getattr(dataset, "transform", None), decode=decode)
-
-
 def _sampled(loader: Any) -> int:
     """Return the size of a batch sampler's batches; 1 if the dataset makes batches."""
     batches = loader.batch_sampler
@@ -237,56 +218,3 @@ def _sampled(loader: Any) -> int:
 
 def _name(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A measurement of the loader with a remedy."""
-
-    remedy: Remedy
-    data: str = ""
-    """Converted dataset to read instead; empty reads the loader's."""
-    rows: Sequence[int] = ()
-    """Rows of the loader's dataset to read again and again; empty reads all."""
-    seconds: float
-    step: StepSpec = field(default_factory=StepSpec)
-    """The use of each batch."""
-
-
-def measure_rate(session: Session, *, loading: Loading, trial: Trial) -> float:
-    """Return the images per second of a trial."""
-    return _measured(Pipeline(session, loading).loader(trial.remedy, trial.data, trial.rows), trial)
-
-
-def measure_step(session: Session, *, loading: Loading, trial: Trial) -> float:
-    """Return the images per second of the step of a trial on one batch, without a loader."""
-    loader = Pipeline(session, loading).loader(trial.remedy, trial.data, trial.rows)
-    batch = next(iter(loader))
-    close_loader(loader)
-    return _measured(itertools.repeat(batch), trial)
-
-
-def sample_lines(session: Session, *, loading: Loading, trial: Trial, scratch: Path) -> list[Line]:
-    """Return the lines of code in which the workers spend the time of a trial.
-
-    ``scratch`` is a folder for the counts of each process.
-    """
-    folder = scratch / f"counts-{time.monotonic_ns()}"
-    folder.mkdir()
-    pipeline = Pipeline(session, loading)
-    try:
-        _measured(pipeline.loader(trial.remedy, trial.data, trial.rows, str(folder)), trial)
-    finally:
-        ended = folder.rename(folder.with_suffix(".ended"))  # nothing is written there any more
-        end_sampling(folder)
-    return named_lines(ended)
-
-
-def _measured(loader: Iterable[Any], trial: Trial) -> float:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(trial.remedy.torch_threads or threads)
-    try:
-        return measure(loader, StopCondition(seconds=trial.seconds), make_step(trial.step)).rate
-    finally:
-        torch.set_num_threads(threads)
-        close_loader(loader)

@@ -13,12 +13,14 @@ from shardkit.codecs.image import SNIFF_BYTES, ImageInfo, inspect, sniff
 from shardkit.codecs.planes import sniff_planes
 from shardkit.conversion.convert import convert
 from shardkit.measure.doctor.command import SOURCE, Convertible, convertible
+from shardkit.measure.runner.folder import PlainFolder
+from shardkit.measure.runner.material import parse_decode
 from shardkit.measure.runner.session import Session
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE, PLANES
 from shardkit.registry import DEFAULT_SOURCE
 from shardkit.system.machine import usable_cpus
-from shardkit.torch.data.datasets import ShardDataset
+from shardkit.torch.data.datasets import ShardDataset, open_dataset
 from shardkit.torch.data.reader_options import ReaderOptions
 
 FORMAT = "lmdb"
@@ -111,6 +113,17 @@ def write_images(session: Session, *, rows: list[int], files: Sequence[str], fol
 def convert_images(source: Path, target: Path, recipe: Recipe) -> None:
     """Convert the files of `write_images`."""
     convert(source, target, to=FORMAT, recipe=recipe, splits=False, workers=usable_cpus())
+
+
+def open_converted(dataset: Any, converted: str, decode: str) -> ShardDataset:
+    """Return a converted sample of a dataset, opened with its options.
+
+    ``decode`` is the image type, if the dataset has none.
+    """
+    if isinstance(dataset, ShardDataset):
+        return dataset.reopened(converted, root=None, cache=None, cache_limit=None)
+    used = dataset.decode if isinstance(dataset, PlainFolder) else parse_decode(decode)
+    return open_dataset(converted, getattr(dataset, "transform", None), decode=used)
 
 
 def to_convert(session: Session, *, files: Sequence[str]) -> Convertible:

@@ -12,7 +12,7 @@ import pytest
 from helpers import invoke, jpeg, make_tree
 
 from shardkit import convert
-from shardkit.measure.doctor.doctor import _Examination
+from shardkit.measure.doctor.examination import Examination
 from shardkit.measure.doctor.pipeline import Remedy
 
 pytestmark = [pytest.mark.measures, pytest.mark.timeout(600)]
@@ -87,13 +87,13 @@ def small(place: Path) -> Path:
 def helping(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Words in the names of changes that triple the rate; no other change has an effect."""
     words: list[str] = []
-    measure = _Examination._rate
+    measure = Examination._rate
 
-    def rate(examination: _Examination, remedy: Remedy) -> float:
+    def rate(examination: Examination, remedy: Remedy) -> float:
         assert measure(examination, remedy) > 0
         return 3000.0 if any(word in remedy.name for word in words) else 1000.0
 
-    monkeypatch.setattr(_Examination, "_rate", rate)
+    monkeypatch.setattr(Examination, "_rate", rate)
     return words
 
 

@@ -11,10 +11,10 @@ from diagnoses import profile, setup, stage
 
 from shardkit.cli.doctor_report import report_lines, verbose_lines
 from shardkit.measure.doctor.checks import Finding
-from shardkit.measure.doctor.doctor import DoctorReport
 from shardkit.measure.doctor.judgement import Measured, diagnose
 from shardkit.measure.doctor.pipeline import Remedy
 from shardkit.measure.doctor.profile import Profile
+from shardkit.measure.doctor.report import DoctorReport
 from shardkit.measure.runner.other_load import OtherLoad
 from shardkit.measure.runner.spec import Subject
 from shardkit.recipe import Recipe

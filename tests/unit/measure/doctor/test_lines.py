@@ -30,7 +30,8 @@ from shardkit.measure.doctor.lines import (
     end_sampling,
     named_lines,
 )
-from shardkit.measure.doctor.pipeline import Loading, Remedy, Trial, sample_lines
+from shardkit.measure.doctor.pipeline import Loading, Remedy
+from shardkit.measure.doctor.trials import Trial, sample_lines
 from shardkit.measure.runner.own_code import is_library, raised_at
 from shardkit.measure.runner.session import Session
 from shardkit.measure.runner.spec import Subject

@@ -25,10 +25,11 @@ import shardkit
 from shardkit import Buckets, CenterCrop, LMDBDataset, RandomResizedCrop, UsageError, make_loader
 from shardkit.measure.doctor import pipeline as pipeline_module
 from shardkit.measure.doctor import profiling as profile_module
-from shardkit.measure.doctor.pipeline import Loading, Pipeline, Remedy, Trial, measure_rate
+from shardkit.measure.doctor.pipeline import Loading, Pipeline, Remedy
 from shardkit.measure.doctor.profile import Profile
 from shardkit.measure.doctor.profiling import profile
 from shardkit.measure.doctor.stored import convert_images, to_convert, write_images
+from shardkit.measure.doctor.trials import Trial, measure_rate
 from shardkit.measure.runner import clock
 from shardkit.measure.runner.session import Session
 from shardkit.measure.runner.spec import StepSpec, Subject
