@@ -17,8 +17,8 @@ from shardkit.changes.field_values import FieldValues
 from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source, StoredEntries, as_packed
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.opened import OpenedDataset
+from shardkit.dataset.records import record_of
 from shardkit.dataset.shardset import ShardSet
-from shardkit.dataset.source import record_of
 from shardkit.errors import BadImage, CorruptDataset
 from shardkit.kinds.field import Field
 from shardkit.kinds.packing import pack
@@ -150,7 +150,7 @@ class LayerSource(Source):
 
 
 class Samples:
-    """The samples of a dataset as a function of `add_fields` receives them.
+    """The samples of a dataset as a function of `fields.add` receives them.
 
     Images are PIL images, arrays NumPy arrays; ``label`` is a number, and labels are names.
     """

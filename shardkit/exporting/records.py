@@ -15,8 +15,8 @@ from shardkit.codecs.image import decode, encode
 from shardkit.codecs.image_type import ImageType, TypedPixels
 from shardkit.dataset.index import Index, IndexSegment
 from shardkit.dataset.index_builder import IndexedRecord, open_records
+from shardkit.dataset.records import record_of
 from shardkit.dataset.shardset import ShardSet
-from shardkit.dataset.source import record_of
 from shardkit.errors import BadImage, CorruptShard, UsageError, setting
 from shardkit.kinds.field import Field
 from shardkit.record import (

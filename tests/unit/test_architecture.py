@@ -80,7 +80,7 @@ RINGS = {
     "cluster": "cluster",
     "changes": "changes",
     "attaching": "attaching",
-    "sources": "sources dataset.source dataset.selection conversion.exclude",
+    "sources": "sources dataset.source dataset.records dataset.selection conversion.exclude",
     "orders": "orders torch.data.iterable torch.sampler",
     "operations": "torch.data.crops torch.data.following",
     "typed images": "codecs.typed codecs.tiff codecs.tiff_structure codecs.png16 conversion.typed "
