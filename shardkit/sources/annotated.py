@@ -22,7 +22,7 @@ from shardkit.kinds.field import Schema
 from shardkit.options import option
 from shardkit.record import Record
 from shardkit.sources.kept import Kept
-from shardkit.sources.named_files import NamedOptions, NamedSource
+from shardkit.sources.named_source import NamedOptions, NamedSource
 
 SIZE = "size"
 """Name among the values of an entry of the width and height that the source states."""

@@ -18,7 +18,6 @@ import numpy as np
 from shardkit.contracts import Entry, Images, Located, SourceOptions
 from shardkit.errors import BadImage, Problem, UsageError, setting
 from shardkit.kinds.field import Field
-from shardkit.kinds.packing import with_fields
 from shardkit.record import FOREIGN_FIELD, NO_LABEL, Record
 from shardkit.sources.columns import NONE, Column, ColumnOptions, Columns, label_in
 from shardkit.sources.driver import ListedSource, Listing, Row, images_by_file
@@ -207,7 +206,7 @@ class RowSource(ListedSource):
                 values[kept.name] = self.fit(kept, value)
             elif not kept.optional:
                 raise _lacks(kept.source)
-        return with_fields(record, self.schema, values) if values else record
+        return self.complete(record, values) if values else record
 
     def by_file(self, images: Images) -> Sequence[tuple[Path, Images]]:
         """Return each file with its images; UsageError if it lacks a record's bytes as they are."""

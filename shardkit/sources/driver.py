@@ -26,8 +26,9 @@ from shardkit.contracts import (
 )
 from shardkit.errors import Problem, UsageError, setting
 from shardkit.kinds.field import Schema, default_schema
+from shardkit.kinds.packing import with_fields
 from shardkit.options import option
-from shardkit.record import NO_LABEL, make_keys, plain_key, stem_of
+from shardkit.record import NO_LABEL, Record, make_keys, plain_key, stem_of
 from shardkit.sources.inputs import MAX_IMAGE_BYTES, OpenedFile, find_files, place_of, scanning
 from shardkit.sources.labels import Labels, LabelValues, Value
 from shardkit.sources.row_log import RowLog
@@ -327,6 +328,10 @@ class ListedSource(Source):
         Raises:
             UsageError: If it cannot be listed.
         """
+
+    def complete(self, record: Record, values: Mapping[str, Any]) -> Record:
+        """Return a record with values of `schema`; BadImage if one is not of its field."""
+        return with_fields(record, self.schema, values)
 
     def settle(self, **values: Any) -> None:
         """Replace options by what the source chose or recorded, for descriptions and reads."""

@@ -36,6 +36,7 @@ from shardkit.sources.inputs import (
     InputFiles,
     OpenedFile,
     find_files,
+    located_in,
     place_of,
     refusing,
     require_rows,
@@ -45,7 +46,6 @@ from shardkit.sources.inputs import (
 from shardkit.sources.kept import kind_of_bytes
 from shardkit.sources.labels import Value
 from shardkit.sources.library_process import call
-from shardkit.sources.located import located_in
 from shardkit.sources.npy_files import read_array
 from shardkit.sources.recognize import Overview, having, split_in
 from shardkit.sources.together import Member, Together

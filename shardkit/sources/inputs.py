@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from shardkit.contracts import Range
+from shardkit.contracts import Entry, Located, Range
 from shardkit.errors import CHANGED, BadImage, ConversionFailed, Problem, UsageError
+from shardkit.record import FOREIGN_FIELD, Record
 from shardkit.sources.images import require_machine
 from shardkit.sources.unpacking import DEFLATED, Unpacked, packing_of, unpacked
 from shardkit.system.files import as_text, require_local
@@ -30,6 +31,9 @@ _Row = TypeVar("_Row")
 
 _OFFSET_BITS = 44
 _AHEAD = 1 << 14
+_COMPARED = 1000
+"""Images of a library to compare with their file at a time."""
+
 _BRACES = re.compile(r"\{([^{}]*)\}")
 SHARD_NUMBER = re.compile(r"-[0-9]+-of-[0-9]+\Z")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)\Z")
@@ -296,6 +300,36 @@ def reading(
     except OSError as error:
         require_machine(error, path)
         raise BadImage(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def located_in(
+    path: str,
+    entries: Sequence[Entry],
+    offsets: Callable[[Sequence[Entry]], list[int | None]],
+    read: Callable[[Entry], Record],
+) -> Iterator[Located | BadImage]:
+    """Yield the record of each image of a file, after comparing it with the file's bytes.
+
+    ``offsets`` returns where images are, None for one without an offset; ``read`` returns a record
+    as the library reads it. BadImage is raised, not yielded, if the file cannot be read at all, or
+    changed since the scan.
+    """
+    for start in range(0, len(entries), _COMPARED):
+        chunk = entries[start : start + _COMPARED]
+        starts = offsets(chunk)
+        with reading(path, chunk[0].stamp) as view:
+            for entry, offset in zip(chunk, starts, strict=True):
+                try:
+                    record = read(entry)
+                    name = record.image_field or FOREIGN_FIELD
+                    data = record.fields[name]
+                    if offset is None or view.read(offset, len(data)) != data:
+                        raise BadImage(
+                            "its file does not contain its bytes unchanged, in one range"
+                        )
+                    yield Located(record, {name: offset})
+                except BadImage as error:
+                    yield error
 
 
 @contextlib.contextmanager

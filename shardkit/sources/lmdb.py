@@ -22,16 +22,14 @@ from shardkit.contracts import (
 )
 from shardkit.errors import CHANGED, BadImage, UsageError, setting
 from shardkit.kinds.field import Field
-from shardkit.kinds.packing import with_fields
 from shardkit.options import option
 from shardkit.record import NO_LABEL, Record
 from shardkit.sources import lmdb_reader
 from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.images import image_record, require_machine
-from shardkit.sources.inputs import require_rows
+from shardkit.sources.inputs import located_in, require_rows
 from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.library_process import call
-from shardkit.sources.located import located_in
 from shardkit.sources.recognize import Overview, having
 from shardkit.system.files import read_small, require_local
 
@@ -139,7 +137,7 @@ class Lmdb(ListedSource, AttachableSource):
             text = answer[8 : 8 + length].decode()
         except UnicodeDecodeError as error:
             raise BadImage(f"its text, at key {text_key.decode()}, is not UTF-8") from error
-        return with_fields(record, _OCR_FIELDS, {"text": text})
+        return self.complete(record, {"text": text})
 
     def _image_record(self, entry: Entry, data: bytes) -> Record:
         try:

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from shardkit.contracts import Entry, Scan, SourceOptions, as_packed
 from shardkit.errors import CHANGED, BadImage, UsageError, setting
 from shardkit.kinds.field import Field, check_schema, default_schema
-from shardkit.kinds.packing import with_fields
 from shardkit.options import option
 from shardkit.record import IMAGE, LABEL_FIELD, META_FIELD, NO_LABEL, Record, path_meta
 from shardkit.sources.driver import ListedSource, Listing, Row
@@ -146,7 +145,7 @@ class NpyArrays(ListedSource):
         little = {
             name: array.astype(array.dtype.newbyteorder("<")) for name, array in arrays.items()
         }
-        return with_fields(Record(entry.key, _described(entry)), self.schema, little)
+        return self.complete(Record(entry.key, _described(entry)), little)
 
     def read_together(self, split: str, entries: Sequence[Entry]) -> Sequence[Record | None]:
         """Return the records of .npy files as NumPy writes them, if all arrays have one shape."""

@@ -33,13 +33,8 @@ from shardkit.sources.labels import (
     labels_of,
     read_classes,
 )
-from shardkit.sources.named_files import (
-    NamedListing,
-    NamedOptions,
-    NamedSource,
-    Names,
-    corners,
-)
+from shardkit.sources.named_files import NamedListing, Names, corners
+from shardkit.sources.named_source import NamedOptions, NamedSource
 from shardkit.sources.recognize import splits_in
 from shardkit.sources.table_layout import recognize_table
 from shardkit.sources.table_rows import columns_of, find_tables, is_text, rows_of
