@@ -18,10 +18,10 @@ from shardkit.kinds.field import Field, check_schema, default_schema
 from shardkit.options import option
 from shardkit.record import IMAGE, LABEL_FIELD, META_FIELD, NO_LABEL, Record, path_meta
 from shardkit.sources.driver import ListedSource, Listing, Row
-from shardkit.sources.folders import is_split_name, why_left_out
+from shardkit.sources.file_labels import find_table, read_table
 from shardkit.sources.images import require_inside
 from shardkit.sources.inputs import place, place_of, require_rows
-from shardkit.sources.labels import Value, classes_option, label_of, read_classes
+from shardkit.sources.labels import Value, classes_option, read_classes
 from shardkit.sources.npy_files import (
     Array,
     labels_of,
@@ -29,14 +29,13 @@ from shardkit.sources.npy_files import (
     opened,
     opened_once,
     parse_header,
+    read_values,
     require_intact,
+    split_folders,
     values,
     walk,
 )
-from shardkit.sources.table_rows import columns_of, rows_of
-from shardkit.system import compiled, safe_paths
 from shardkit.system.files import as_name, as_text, require_local
-from shardkit.system.npy import npy_header
 from shardkit.system.text import name_list, quoted
 
 PICKLED = (".pt", ".pth", ".pkl", ".pickle")
@@ -50,10 +49,6 @@ PICKLE = (
 
 _ONE = "array"
 """The field of .npy files."""
-
-_FILE = "file_name"
-_LABEL = "label"
-"""Columns of a table of labels."""
 
 _NONE = "none"
 """Stands for no labels."""
@@ -115,8 +110,8 @@ class NpyArrays(ListedSource):
                 raise UsageError(f"{path} is neither an .npy nor an .npz file")
             return
         if self._labels not in (None, _NONE):
-            self._table = str(_table_in(self.path, str(self._labels)))
-        self.splits = _splits(self.path)
+            self._table = str(find_table(self.path, str(self._labels)))
+        self.splits = split_folders(self.path)
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the samples of each split, in order."""
@@ -152,22 +147,20 @@ class NpyArrays(ListedSource):
         field = self.schema.get(_ONE)
         if self._rows or len(self.schema) > 1 or field is None or not field.is_uniform:
             return super().read_together(split, entries)
-        header = npy_header(field.shape or (), field.values)
         packed = as_packed(entries)
         try:
             for path in packed.paths():
                 require_inside(path)
         except BadImage:  # `read` says which
             return super().read_together(split, entries)
-        contents = compiled.read_files(
-            [os.fsencode(self._file(split, path)) for path in packed.paths()],
-            (np.full(len(packed), len(header) + field.bytes), np.array(packed.numbers("stamp"))),
-        )
         stored = str(field.stored_name(_ONE))
+        contents = read_values(
+            [self._file(split, path) for path in packed.paths()],
+            packed.numbers("stamp"),
+            (field.shape or (), field.values),
+        )
         return [
-            Record(entry.key, {**_described(entry), stored: content[len(header) :]})
-            if content and content.startswith(header)
-            else None
+            None if content is None else Record(entry.key, {**_described(entry), stored: content})
             for entry, content in zip(packed, contents, strict=True)
         ]
 
@@ -190,7 +183,7 @@ class NpyArrays(ListedSource):
                 self.class_names = None  # folders may be new
             self.schema = {}
             self._first = {}
-            labels = None if self._table is None else _labels_in(self._table)
+            labels = None if self._table is None else read_table(self._table)
             for split, listing in listings.items():
                 self._list_folder(split, listing, labels)
             if labels:
@@ -305,57 +298,6 @@ def _described(entry: Entry) -> dict[str, bytes]:
     if entry.label != NO_LABEL:
         fields[LABEL_FIELD] = b"%d" % entry.label
     return fields
-
-
-def _splits(root: Path) -> dict[str, str]:
-    """Return the folders named like splits, if all are and one has folders; else the root."""
-    try:
-        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-    except OSError as error:
-        raise UsageError(f"the source {root} cannot be read: {error.strerror}") from error
-    folders = [name for name in folders if not why_left_out(name)]
-    if not folders or not all(map(is_split_name, folders)):
-        return {"": ""}
-    inner = [entry for name in folders for entry in os.scandir(root / name) if entry.is_dir()]
-    return {name: name for name in folders} if inner else {"": ""}
-
-
-def _table_in(root: Path, name: str) -> Path:
-    """Return the path of a table of labels, which must be in the folder: manifests name it."""
-    try:
-        safe_paths.status_of(root, name)
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"{root} contains no {name};",
-            remedy=f"{setting('labels')} must be a table in that folder",
-        ) from error
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{setting('labels', name)} is not a table in {root}: {error}") from error
-    path = root / name
-    columns = columns_of(str(path))
-    if missing := [name for name in (_FILE, _LABEL) if name not in columns]:
-        raise UsageError(
-            f"{path} has no column {missing[0]};",
-            remedy=f"for a folder, {setting('labels')} must be a table with the columns {_FILE} "
-            f"and {_LABEL}",
-        )
-    return path
-
-
-def _labels_in(path: str) -> dict[str, Value]:
-    """Return the label of each file that a table names."""
-    labels: dict[str, Value] = {}
-    for line, row in rows_of(path, (_FILE, _LABEL)):
-        if isinstance(row, str):
-            raise UsageError(f"{path}:{line}: {row}")
-        name = row.get(_FILE)
-        if not isinstance(name, str) or name in labels:
-            raise UsageError(f"{path}:{line}: {_FILE} is {quoted(name)}, not a new file name")
-        try:
-            labels[name] = label_of(row.get(_LABEL), _LABEL)
-        except BadImage as error:
-            raise UsageError(f"{path}:{line}: {error.problem}", remedy=error.remedy) from error
-    return labels
 
 
 def _member(path: str, name: str) -> str:

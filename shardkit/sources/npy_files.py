@@ -21,12 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.contracts import LOOSE
-from shardkit.errors import BadImage
+from shardkit.errors import BadImage, UsageError
 from shardkit.sources.driver import Listing
+from shardkit.sources.folders import is_split_name, why_left_out
 from shardkit.sources.images import require_machine
 from shardkit.sources.inputs import OpenedFile, reading
 from shardkit.sources.labels import Value, label_of
+from shardkit.system import compiled
 from shardkit.system.files import as_text
+from shardkit.system.npy import npy_header
 from shardkit.system.text import quoted
 
 _MAGIC = b"\x93NUMPY"
@@ -267,6 +270,28 @@ def values(
     return np.frombuffer(data, array.dtype).reshape(count, *array.shape[1:])
 
 
+def read_values(
+    paths: Sequence[str],
+    stamps: Sequence[int],
+    kind: tuple[tuple[int, ...], np.dtype[np.generic]],
+) -> list[bytes | None]:
+    """Return the values of .npy files as NumPy writes them, which were not changed since a scan.
+
+    ``kind`` is the shape and type of their arrays. It returns None for any other file.
+    """
+    header = npy_header(*kind)
+    shape, dtype = kind
+    size = len(header) + math.prod(shape) * dtype.itemsize
+    contents = compiled.read_files(
+        [os.fsencode(path) for path in paths],
+        (np.full(len(paths), size), np.array(stamps)),
+    )
+    return [
+        content[len(header) :] if content and content.startswith(header) else None
+        for content in contents
+    ]
+
+
 def labels_of(path: str, member: str, name: str, rows: int) -> Iterator[Value]:
     """Return the labels of all rows, which are read when they are used.
 
@@ -302,6 +327,19 @@ def _some_labels(file: tuple[str, str], name: str, array: Array, rows: range) ->
             raise BadImage(f"{name} contains text that is not Unicode: {error}") from error
         return [text.rstrip("\0") for text in texts]
     return [label_of(value, name) for value in column.tolist()]
+
+
+def split_folders(root: Path) -> dict[str, str]:
+    """Return the folders named like splits, if all are and one has folders; else the root."""
+    try:
+        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+    except OSError as error:
+        raise UsageError(f"the source {root} cannot be read: {error.strerror}") from error
+    folders = [name for name in folders if not why_left_out(name)]
+    if not folders or not all(map(is_split_name, folders)):
+        return {"": ""}
+    inner = [entry for name in folders for entry in os.scandir(root / name) if entry.is_dir()]
+    return {name: name for name in folders} if inner else {"": ""}
 
 
 def walk(root: Path, listing: Listing, suffixes: Sequence[str]) -> Iterator[tuple[str, str | None]]:

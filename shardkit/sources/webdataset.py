@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import json
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +14,27 @@ from shardkit.contracts import AttachableSource, Attaching, Entry, SourceKind, S
 from shardkit.errors import CHANGED, BadImage, setting
 from shardkit.kinds.field import Field
 from shardkit.options import option, require_valid
-from shardkit.record import NO_LABEL, load_json
 from shardkit.sources.column_source import Cells, RowFile, RowSource, row_files
 from shardkit.sources.columns import NONE, Column, lost_labels, usual_label
 from shardkit.sources.driver import Listing, Row
-from shardkit.sources.images import has_image_suffix
-from shardkit.sources.inputs import OpenedFile, find_files, place, place_of, scanning
+from shardkit.sources.inputs import OpenedFile, find_files, place, scanning
 from shardkit.sources.kept import Kept, kind_of_suffix, parse_keep, value_of
 from shardkit.sources.labels import Value, classes_option, label_of, read_classes
 from shardkit.sources.recognize import having, require_one_split
-from shardkit.sources.row_log import RowLog
 from shardkit.sources.tar_members import Member, content, members
-from shardkit.system.text import name_list
-from shardkit.system.text_hashes import TextHashes
+from shardkit.sources.tar_samples import (
+    GROUPINGS,
+    Archive,
+    Sample,
+    Samples,
+    divide,
+    json_paths,
+    plain_name,
+)
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.zst")
-GROUPINGS = ("webdataset", "huggingface", "basename")
-
-_FIRST_DOT = re.compile(r"((?:.*/)?[^./][^.]*)\.([^/]*)\Z", re.DOTALL)
-_LAST_DOT = re.compile(r"((?:.*/)?[^/]+)\.([^./]*)\Z", re.DOTALL)
-_META = re.compile(r"__[^/]*__(/|\Z)")
-"""Members that WebDataset skips."""
-
 _MOST_TEXT = 1 << 20
 """Maximum bytes of a member with the label."""
-
-_MOST_FOLDERS = 10_000
 
 _FIRST_MEMBERS = 64
 """Members from which the way to label is inferred."""
@@ -143,9 +135,9 @@ class WebDataset(RowSource, AttachableSource):
         """List the samples of all archives, in order."""
         (listing,) = listings.values()
         listing.ignored += self.others
-        samples = _Samples()
+        samples = Samples()
         for number, file in enumerate(self.inputs):
-            archive = _Archive(number, file.name)
+            archive = Archive(number, file.name)
             reason = scanning(file.path, functools.partial(self._walk, archive, listing))
             self._choose(archive, listing, samples)
             if reason:
@@ -163,7 +155,7 @@ class WebDataset(RowSource, AttachableSource):
             "unused": unused or "no member",
         }
 
-    def _lost_folders(self, samples: _Samples) -> str:
+    def _lost_folders(self, samples: Samples) -> str:
         """Return that the folders in names may be classes, or ""."""
         count = len(samples.folders)
         if not self._infers or self._label != NONE or not 1 < count < samples.images.total():
@@ -171,34 +163,25 @@ class WebDataset(RowSource, AttachableSource):
         first = min(samples.folders)
         return f"folders such as {first} may be classes: {setting('label', 'folder')} reads them"
 
-    def _walk(self, archive: _Archive, listing: Listing, view: OpenedFile) -> None:
+    def _walk(self, archive: Archive, listing: Listing, view: OpenedFile) -> None:
         """Collect the samples of one archive."""
         archive.stamp = view.stamp
         for member in members(view):
             if member.what == "a folder":
                 continue
-            key_and_suffix = self._divide(member.name)
+            key_and_suffix = divide(member.name, self._grouping)
             if key_and_suffix is None or member.what:
                 why = member.what or "not part of a sample"
                 listing.ignore(f"{archive.name}:{member.name}", why)
                 continue
             key, suffix = key_and_suffix
-            sample = archive.samples.setdefault(key, _Sample())
+            sample = archive.samples.setdefault(key, Sample())
             if suffix in sample.fields:
                 sample.repeated.append(member.name)
                 continue
             sample.fields[suffix] = member
             if suffix == self._label.partition(":")[0]:
                 sample.value = self._value(view, member)
-
-    def _divide(self, name: str) -> tuple[str, str] | None:
-        """Return key and suffix of a member's name, or None if WebDataset skips it."""
-        if _META.match(name):
-            return None
-        match = (_LAST_DOT if self._grouping == "basename" else _FIRST_DOT).match(name)
-        if match is None or not match[2]:
-            return None
-        return match[1], match[2] if self._grouping == "huggingface" else match[2].lower()
 
     def _value(self, view: OpenedFile, member: Member) -> Value | BadImage:
         """Return the label in a member, or what is wrong with it."""
@@ -215,30 +198,29 @@ class WebDataset(RowSource, AttachableSource):
         except BadImage as error:
             return error
 
-    def _choose(self, archive: _Archive, listing: Listing, samples: _Samples) -> None:
+    def _choose(self, archive: Archive, listing: Listing, samples: Samples) -> None:
         """Find image and label of each sample of an archive."""
         used = self._label.partition(":")[0]
+        kept = {kept.source for kept in self.keep}
         for key, sample in archive.samples.items():
             for name in sample.repeated:
                 listing.blame(
                     f"{archive.name}:{name} (again)", "the archive has two members with this name"
                 )
             try:
-                suffix = self._image_of(sample)
+                suffix = sample.image(self._image, kept)
                 code = self._code(key, sample, listing)
                 values = self._values(sample)
             except BadImage as error:
                 listing.blame(f"{archive.name}:{key}", error.stated)
                 continue
             samples.images[suffix] += 1
-            samples.unused.update(
-                sample.fields.keys() - {suffix, used, *(kept.source for kept in self.keep)}
-            )
+            samples.unused.update(sample.fields.keys() - {suffix, used} - kept)
             image = sample.fields[suffix]
             spot = place(archive.number, image.start)
-            samples.add(Row(_plain(image.name), code, image.size, archive.stamp, spot, values))
+            samples.add(Row(plain_name(image.name), code, image.size, archive.stamp, spot, values))
 
-    def _values(self, sample: _Sample) -> str:
+    def _values(self, sample: Sample) -> str:
         """Return where the fields to keep are, as JSON, or "" without any."""
         if not self.keep:
             return ""
@@ -250,29 +232,12 @@ class WebDataset(RowSource, AttachableSource):
         members_ = [sample.fields.get(kept.source) for kept in self.keep]
         return json.dumps([member and member.start for member in members_])
 
-    def _image_of(self, sample: _Sample) -> str:
-        if self._image is not None:
-            if self._image not in sample.fields:
-                has = name_list(sample.fields)
-                raise BadImage(f"its sample has no member {self._image}; it has {has}")
-            return self._image
-        kept = {kept.source for kept in self.keep}
-        suffixes = [name for name in sample.fields if has_image_suffix(name) and name not in kept]
-        if len(suffixes) == 1:
-            return suffixes[0]
-        if suffixes:
-            raise BadImage(
-                f"its sample has {len(suffixes)} images ({name_list(suffixes)})",
-                remedy=f"choose one with {setting('image')}",
-            )
-        raise BadImage(f"its sample has no image; it has {name_list(sample.fields)}")
-
-    def _code(self, key: str, sample: _Sample, listing: Listing) -> int:
+    def _code(self, key: str, sample: Sample, listing: Listing) -> int:
         if self._label == NONE:
-            return NO_LABEL
+            return listing.code(None)
         value = sample.value
         if self._label == "folder":
-            folder = _plain(key).rpartition("/")[0]
+            folder = plain_name(key).rpartition("/")[0]
             if not folder:
                 raise BadImage("it is not in a folder")
             return listing.code(folder, is_name=True)
@@ -292,11 +257,10 @@ class WebDataset(RowSource, AttachableSource):
 
         def look(view: OpenedFile) -> None:
             for member in itertools.islice(members(view), _FIRST_MEMBERS):
-                suffix = (self._divide(member.name) or ("", ""))[1]
+                suffix = (divide(member.name, self._grouping) or ("", ""))[1]
                 suffixes.add(suffix)
                 if suffix == "json" and member.size <= _MOST_TEXT:
-                    with contextlib.suppress(ValueError):
-                        values.update(f"json:/{key}" for key in load_json(content(view, member)))
+                    values.update(json_paths(content(view, member)))
 
         scanning(self.inputs[0].path, look)
         label = "cls" if "cls" in suffixes else usual_label(suffixes)
@@ -304,53 +268,6 @@ class WebDataset(RowSource, AttachableSource):
             values -= {kept.source + f":/{kept.pointer}" for kept in self.keep}
             self._lost = lost_labels(sorted(values), "json")
         return label or NONE
-
-
-@dataclass
-class _Sample:
-    """The members of one sample."""
-
-    fields: dict[str, Member] = field(default_factory=dict)
-    repeated: list[str] = field(default_factory=list)
-    value: Value | BadImage | None = None
-
-
-@dataclass
-class _Archive:
-    """One archive, while its samples are collected."""
-
-    number: int
-    name: str
-    stamp: int = 0
-    samples: dict[str, _Sample] = field(default_factory=dict)
-
-
-class _Samples:
-    """The images of all archives, before it is known whether their names are unique."""
-
-    def __init__(self) -> None:
-        self.images: Counter[str] = Counter()
-        self.unused: Counter[str] = Counter()
-        self.folders: set[str] = set()
-        """Those in names, as far as there are few."""
-        self._rows = RowLog()
-        self._hashes = TextHashes()
-
-    def add(self, row: Row) -> None:
-        """Add an image, by its name in the archive."""
-        self._rows.append(row)
-        self._hashes.add(row.path)
-        if len(self.folders) < _MOST_FOLDERS:
-            self.folders.add(row.path.rpartition("/")[0])
-
-    def add_to(self, listing: Listing, archives: Sequence[str]) -> None:
-        """List all images; if names repeat, each after the name of its archive."""
-        alike = self._hashes.repeated()
-        names = Counter(row[0] for row in self._rows if hash(row[0]) in alike) if alike else {}
-        unique = max(names.values(), default=1) == 1
-        for row in map(Row._make, self._rows):
-            folder = "" if unique else f"{archives[place_of(row.place)[0]]}/"
-            listing.add(row._replace(path=f"{folder}{row.path}"))
 
 
 class _Members(Cells):
@@ -371,11 +288,6 @@ class _Members(Cells):
         (extent, *others) = member.extents or (None,)
         whole = extent is not None and not others and extent.length == member.size
         return extent.offset if extent is not None and whole else None
-
-
-def _plain(name: str) -> str:
-    """Return a member's name without ``./`` or slashes in front."""
-    return re.sub(r"\A(?:\.?/+)+", "", name) or name
 
 
 SOURCE = SourceKind(
