@@ -19,6 +19,7 @@ from shardkit.sources import hdf5_reader
 from shardkit.sources.column_source import Cells, Known, RowFile, RowSource, row_files
 from shardkit.sources.columns import NONE, ColumnOptions
 from shardkit.sources.driver import Listing, Row
+from shardkit.sources.hdf5_datasets import SUFFIXES, datasets_of
 from shardkit.sources.images import has_image_suffix, require_pixels
 from shardkit.sources.inputs import (
     OpenedFile,
@@ -33,7 +34,6 @@ from shardkit.sources.labels import Value, label_of, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.npy_files import read_array
 
-SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5", ".mat")
 _ANY = "*"
 _FOLDER = "folder"
 
@@ -187,11 +187,6 @@ class Hdf5Images(RowSource):
             return label_of(data[1:].decode("utf-8", "surrogateescape"), name)
         values = read_array(data[1:]).reshape(-1).tolist()
         return label_of(values[0] if len(values) == 1 else values, name)
-
-
-def datasets_of(path: str) -> dict[str, tuple[list[int], str]]:
-    """Return shape and type of each dataset of a file, by name; BadImage if it cannot be read."""
-    return call(hdf5_reader.datasets, os.path.abspath(path), stamp_of(path))
 
 
 def _is_image(shape: Sequence[int], kind: str) -> bool:
