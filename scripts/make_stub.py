@@ -80,7 +80,8 @@ class _Stub:
         for member, function in inspect.getmembers(module, inspect.isfunction):
             if function.__module__ == module.__name__ and not member.startswith("_"):
                 body.append(f"@staticmethod\n{self._function(function, member)}")
-        return f"class {name}:\n" + textwrap.indent("\n".join(body), "    ")
+        head = f"class {name}:  # noqa: N801 - a namespace\n"
+        return head + textwrap.indent("\n".join(body), "    ")
 
     def _function(self, function: Any, name: str) -> str:
         options = {item.name: item for item in getattr(function, "__options__", ())}

@@ -13,8 +13,6 @@ from shardkit._version import __version__ as __version__
 from shardkit.attaching.attach import Attached
 from shardkit.changes.append import Appended
 from shardkit.changes.fields import Changed
-from shardkit.changes.fields import remove_fields as remove_fields
-from shardkit.changes.fields import undo_fields as undo_fields
 from shardkit.changes.merge import merge as merge
 from shardkit.codecs.image import Color
 from shardkit.contracts import Source
@@ -24,8 +22,8 @@ from shardkit.errors import UsageError as UsageError
 from shardkit.exporting.export import export as export
 from shardkit.kinds.field import Field as Field
 from shardkit.measure.bench.report import BenchReport
-from shardkit.measure.doctor.doctor import DoctorReport
-from shardkit.measure.doctor.doctor import Watch as _Watch
+from shardkit.measure.doctor.examination import Watch as _Watch
+from shardkit.measure.doctor.report import DoctorReport
 from shardkit.measure.runner.rounds import Watch
 from shardkit.measure.tune.report import TuneReport
 from shardkit.orders.buckets import Buckets as Buckets
@@ -72,6 +70,138 @@ from shardkit.verification.repair import repair as repair
 from shardkit.verification.verify import Verification
 
 __all__: list[str]
+
+class fields:  # noqa: N801 - a namespace
+    """Add, replace and remove fields of a dataset without rewriting its shards (`shardkit fields`).
+
+    Each change is a layer: see `shardkit.dataset.manifest.Layer`. The dataset is replaced as by
+    `append`: its files are linked into the new one, which is published in one step.
+    """
+    @staticmethod
+    def add(
+        directory: str | Path,
+        values: Any,
+        *,
+        key: str | None = None,
+        field: Sequence[str] = (),
+        schema: Mapping[str, Field | str] | None = None,
+        missing: Literal["fail", "skip"] = "fail",
+        unknown: Literal["fail", "skip"] = "fail",
+        dry_run: bool = False,
+        force: bool = False,
+        workers: int = 1,
+        on_progress: Report | None = None,
+    ) -> Changed:
+        """Add fields to a dataset without rewriting its shards.
+
+        The values are stored in shards of their own, in ``layers`` of the dataset's directory. Readers
+        see the old dataset until the new one replaces it in one step. Repeat an interrupted call to
+        resume it. `undo` reverts the change.
+
+        Args:
+            directory: The dataset, perhaps of splits.
+            values: A table (.csv, .tsv, .jsonl, .parquet), or an .npy file in row order; with splits, a
+                folder with a file for each, such as train.npy. Or a dict with the values of each field:
+                an array, sequence or iterable in row order, or a function that maps a dict with a
+                sample's fields to the value.
+            key: Table column with the key or path of each row; with splits, these may start with the
+                split and a slash. Default: key or path.
+            field: Field to create from a table column, as for ``keep`` of `convert table`; for an .npy
+                file, the field's name. Repeatable.
+            schema: Fields of Python values by name, each a `shardkit.Field` or a kind; others are
+                inferred from the first value.
+            missing: fail: write nothing if the table lacks rows of DATASET. skip: leave these rows
+                without the field. One of ``fail``, ``skip``.
+            unknown: fail: write nothing if DATASET lacks rows of the table. skip: ignore these rows.
+                One of ``fail``, ``skip``.
+            dry_run: Show fields, classes and unmatched keys; write nothing.
+            force: Discard the work of a different unfinished run.
+            workers: Number of processes; small jobs use fewer. The result does not depend on it.
+            on_progress: Called with the work done since the last call.
+
+        Raises:
+            UsageError: If there is no dataset, it has a field of that name, or values do not match.
+            BadImages: If a value does not fit its field, or a function raises an exception.
+            CorruptDataset: If a manifest or an index is damaged.
+            ConversionFailed: If writing fails.
+        """
+    @staticmethod
+    def remove(
+        directory: str | Path,
+        names: Sequence[str],
+    ) -> Changed:
+        """Remove fields from a dataset. Its shards keep their values, but a copy of it does not.
+
+        Args:
+            directory: The dataset, perhaps of splits.
+            names: Names of the fields.
+
+        Raises:
+            UsageError: If there is no dataset or no such field, or no field would remain.
+            CorruptDataset: If a manifest or an index is damaged.
+            ConversionFailed: If writing fails.
+        """
+    @staticmethod
+    def replace(
+        directory: str | Path,
+        values: Any,
+        *,
+        key: str | None = None,
+        field: Sequence[str] = (),
+        schema: Mapping[str, Field | str] | None = None,
+        missing: Literal["fail", "skip"] = "fail",
+        unknown: Literal["fail", "skip"] = "fail",
+        dry_run: bool = False,
+        force: bool = False,
+        keep_classes: bool = False,
+        workers: int = 1,
+        on_progress: Report | None = None,
+    ) -> Changed:
+        """Replace fields of a dataset, such as its labels, without rewriting its shards.
+
+        The shards keep the old values; ``convert dataset`` makes a dataset without them. Labels that
+        are names get the classes of the new values: existing ones in their order, then new ones. Labels
+        that are numbers are positions in the existing classes. Everything else is as for `add`.
+
+        Args:
+            directory: The dataset, perhaps of splits.
+            values: The values, as for `add`.
+            key: Table column with the key or path of each row; with splits, these may start with the
+                split and a slash. Default: key or path.
+            field: Field to create from a table column, as for ``keep`` of `convert table`; for an .npy
+                file, the field's name. Repeatable.
+            schema: Fields of Python values by name, each a `shardkit.Field` or a kind; others are
+                inferred from the first value.
+            missing: fail: write nothing if the table lacks rows of DATASET. skip: leave these rows
+                without the field. One of ``fail``, ``skip``.
+            unknown: fail: write nothing if DATASET lacks rows of the table. skip: ignore these rows.
+                One of ``fail``, ``skip``.
+            dry_run: Show fields, classes and unmatched keys; write nothing.
+            force: Discard the work of a different unfinished run.
+            keep_classes: Keep classes that no new label has.
+            workers: Number of processes; small jobs use fewer. The result does not depend on it.
+            on_progress: Called with the work done since the last call.
+
+        Raises:
+            UsageError: If there is no dataset or no such field, or values do not match.
+            BadImages: If a value does not fit its field, or a function raises an exception.
+            CorruptDataset: If a manifest or an index is damaged.
+            ConversionFailed: If writing fails.
+        """
+    @staticmethod
+    def undo(
+        directory: str | Path,
+    ) -> Changed:
+        """Undo the last change to the fields of a dataset. Repeating the call does nothing.
+
+        Args:
+            directory: The dataset, perhaps of splits.
+
+        Raises:
+            UsageError: If there is no dataset.
+            CorruptDataset: If a manifest or an index is damaged.
+            ConversionFailed: If writing fails.
+        """
 
 class HDF5Dataset(ShardDataset, _HDF5Dataset):
     """`ShardDataset` for HDF5 files."""
@@ -525,101 +655,6 @@ def append(
         UsageError: If there is no dataset, or ``source`` does not match it.
         BadImages: If images are bad and ``on_error`` is ``fail``.
         CorruptDataset: If a manifest or an index is damaged, or a shard has the wrong size.
-        ConversionFailed: If writing fails.
-    """
-
-def add_fields(
-    directory: str | Path,
-    values: Any,
-    *,
-    key: str | None = None,
-    field: Sequence[str] = (),
-    schema: Mapping[str, Field | str] | None = None,
-    missing: Literal["fail", "skip"] = "fail",
-    unknown: Literal["fail", "skip"] = "fail",
-    dry_run: bool = False,
-    force: bool = False,
-    workers: int = 1,
-    on_progress: Report | None = None,
-) -> Changed:
-    """Add fields to a dataset without rewriting its shards.
-
-    The values are stored in shards of their own, in ``layers`` of the dataset's directory. Readers
-    see the old dataset until the new one replaces it in one step. Repeat an interrupted call to
-    resume it. `undo_fields` reverts the change.
-
-    Args:
-        directory: The dataset, perhaps of splits.
-        values: A table (.csv, .tsv, .jsonl, .parquet), or an .npy file in row order; with splits, a
-            folder with a file for each, such as train.npy. Or a dict with the values of each field:
-            an array, sequence or iterable in row order, or a function that maps a dict with a
-            sample's fields to the value.
-        key: Table column with the key or path of each row; with splits, these may start with the
-            split and a slash. Default: key or path.
-        field: Field to create from a table column, as for ``keep`` of `convert table`; for an .npy
-            file, the field's name. Repeatable.
-        schema: Fields of Python values by name, each a `shardkit.Field` or a kind; others are
-            inferred from the first value.
-        missing: fail: write nothing if the table lacks rows of DATASET. skip: leave these rows
-            without the field. One of ``fail``, ``skip``.
-        unknown: fail: write nothing if DATASET lacks rows of the table. skip: ignore these rows.
-            One of ``fail``, ``skip``.
-        dry_run: Show fields, classes and unmatched keys; write nothing.
-        force: Discard the work of a different unfinished run.
-        workers: Number of processes; small jobs use fewer. The result does not depend on it.
-        on_progress: Called with the work done since the last call.
-
-    Raises:
-        UsageError: If there is no dataset, it has a field of that name, or values do not match.
-        BadImages: If a value does not fit its field, or a function raises an exception.
-        CorruptDataset: If a manifest or an index is damaged.
-        ConversionFailed: If writing fails.
-    """
-
-def replace_fields(
-    directory: str | Path,
-    values: Any,
-    *,
-    key: str | None = None,
-    field: Sequence[str] = (),
-    schema: Mapping[str, Field | str] | None = None,
-    missing: Literal["fail", "skip"] = "fail",
-    unknown: Literal["fail", "skip"] = "fail",
-    dry_run: bool = False,
-    force: bool = False,
-    keep_classes: bool = False,
-    workers: int = 1,
-    on_progress: Report | None = None,
-) -> Changed:
-    """Replace fields of a dataset, such as its labels, without rewriting its shards.
-
-    The shards keep the old values; ``convert dataset`` makes a dataset without them. Labels that
-    are names get the classes of the new values: existing ones in their order, then new ones. Labels
-    that are numbers are positions in the existing classes. Everything else is as for `add_fields`.
-
-    Args:
-        directory: The dataset, perhaps of splits.
-        values: The values, as for `add_fields`.
-        key: Table column with the key or path of each row; with splits, these may start with the
-            split and a slash. Default: key or path.
-        field: Field to create from a table column, as for ``keep`` of `convert table`; for an .npy
-            file, the field's name. Repeatable.
-        schema: Fields of Python values by name, each a `shardkit.Field` or a kind; others are
-            inferred from the first value.
-        missing: fail: write nothing if the table lacks rows of DATASET. skip: leave these rows
-            without the field. One of ``fail``, ``skip``.
-        unknown: fail: write nothing if DATASET lacks rows of the table. skip: ignore these rows.
-            One of ``fail``, ``skip``.
-        dry_run: Show fields, classes and unmatched keys; write nothing.
-        force: Discard the work of a different unfinished run.
-        keep_classes: Keep classes that no new label has.
-        workers: Number of processes; small jobs use fewer. The result does not depend on it.
-        on_progress: Called with the work done since the last call.
-
-    Raises:
-        UsageError: If there is no dataset or no such field, or values do not match.
-        BadImages: If a value does not fit its field, or a function raises an exception.
-        CorruptDataset: If a manifest or an index is damaged.
         ConversionFailed: If writing fails.
     """
 

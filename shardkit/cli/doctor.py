@@ -15,7 +15,8 @@ from shardkit.cli.options import (
 )
 from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
-from shardkit.measure.doctor.doctor import DoctorOptions, DoctorReport, doctor
+from shardkit.measure.doctor.doctor import DoctorOptions, doctor
+from shardkit.measure.doctor.report import DoctorReport
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from shardkit.torch.data.collate import collate
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.order_options import OrderOptions
 from shardkit.torch.engine.options import ENGINE_KINDS, EngineKind, LoaderOptions
-from shardkit.torch.engine.resident import resident_bytes
+from shardkit.torch.engine.resident_rows import resident_bytes
 from shardkit.torch.loader import Loader, make_loader
 
 _EPOCH_BATCHES = 256

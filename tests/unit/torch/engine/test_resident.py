@@ -38,6 +38,7 @@ from shardkit.torch import prefetch
 from shardkit.torch.data.images import Decode
 from shardkit.torch.data.ops import Crop, ImageOp
 from shardkit.torch.engine import resident as module
+from shardkit.torch.engine import resident_rows
 
 ROWS, BATCH = 23, 4
 WIDTH, HEIGHT = 12, 9
@@ -234,7 +235,9 @@ def test_another_device_is_used_throughout(path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "_device", lambda resident: torch.device("cpu", 0))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     memory = partial(torch.empty, dtype=torch.uint8)
-    monkeypatch.setattr(module, "_new_block", lambda shape, device: memory(shape, device=device))
+    monkeypatch.setattr(
+        resident_rows, "_new_block", lambda shape, device: memory(shape, device=device)
+    )
     dataset = open_dataset(path, decode=RandomCrop(8, padding=2), fields=TENSORS)
     resident = make_loader(dataset, BATCH, shuffle=True, resident="cuda")
     assert not resident.pin_memory
@@ -268,9 +271,9 @@ def test_places_are_copied_from_pinned_memory_without_waiting(
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
     monkeypatch.setattr(torch.Tensor, "to", to)
     device = torch.device("cuda", 3)
-    assert module._on_device(np.array([2, 1]), device).tolist() == [2, 1]
+    assert resident_rows.on_device(np.array([2, 1]), device).tolist() == [2, 1]
     assert calls == ["pinned", ((device,), {"non_blocking": True})]
-    assert module._on_device(np.array([2, 1]), torch.device("cpu")).tolist() == [2, 1]
+    assert resident_rows.on_device(np.array([2, 1]), torch.device("cpu")).tolist() == [2, 1]
     assert len(calls) == 2
 
 
@@ -279,9 +282,9 @@ def test_memory_that_pytorch_keeps_for_reuse_is_free(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
     device = torch.device("cuda", 3)
-    module._require_memory(800, device)
+    resident_rows.require_memory(800, device)
     with refused(UsageError, "'cuda'", "801 bytes", "800 bytes"):
-        module._require_memory(801, device)
+        resident_rows.require_memory(801, device)
 
 
 def test_batches_on_the_device_are_not_moved_on_another_stream(
@@ -403,16 +406,16 @@ def test_too_little_memory_is_refused_with_both_sizes(
 ) -> None:
     dataset = open_dataset(path, decode="torch")
     needed = ROWS * (3 * WIDTH * HEIGHT + 8)
-    monkeypatch.setattr(module, "free_memory", lambda: needed)
+    monkeypatch.setattr(resident_rows, "free_memory", lambda: needed)
     make_loader(dataset, BATCH, resident="cpu")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with refused(UsageError, "2 ranks"):
         make_loader(dataset, BATCH, resident="cpu")
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    monkeypatch.setattr(module, "free_memory", lambda: needed - 1)
+    monkeypatch.setattr(resident_rows, "free_memory", lambda: needed - 1)
     with refused(UsageError, "'cpu'", "7.5 KiB"):
         make_loader(dataset, BATCH, resident="cpu")
-    monkeypatch.setattr(module, "free_memory", lambda: needed + 3000)
+    monkeypatch.setattr(resident_rows, "free_memory", lambda: needed + 3000)
     with pytest.raises(UsageError, match="needs"):  # margins count
         make_loader(open_dataset(path, decode=RandomCrop(8, padding=9)), BATCH, resident="cpu")
 
