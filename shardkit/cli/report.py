@@ -12,24 +12,13 @@ from shardkit.cli.options import LocalOrUrl, Options, Workers, argument, command
 from shardkit.cli.printing import line, progress_bar
 from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
+from shardkit.errors import located
 from shardkit.reporting.findings import KINDS, Findings
 from shardkit.reporting.page import MARK, page
-from shardkit.reporting.report import DatasetReport, report, require_examined
+from shardkit.reporting.report import DatasetReport, report, require_kinds
 from shardkit.reporting.similar import DISTANCE
 from shardkit.system.text import amount
 from shardkit.system.user_files import require_own_output, write_result
-
-
-def _kinds(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
-    if value is None:
-        return []
-    kinds = [kind.strip() for kind in value.split(",")]
-    for kind in kinds:
-        if kind not in KINDS:
-            raise click.BadParameter(
-                f"{kind!r} is unknown; choose from {', '.join(KINDS)}", ctx, param
-            )
-    return kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +43,9 @@ class ReportOptions(Options):
         help="Exit with 1 if there are findings of these kinds, such as "
         "leak,exact-duplicate,label-conflict.",
         metavar="KINDS",
-        callback=_kinds,
+        callback=lambda _, __, value: (
+            [*map(str.strip, value.split(","))] if value is not None else []
+        ),
     )
     distance: int = command_option(
         DISTANCE,
@@ -69,8 +60,8 @@ class ReportOptions(Options):
     )
 
     def __post_init__(self) -> None:
-        if self.embedding is None:
-            require_examined(self.fail_on)
+        with located("--fail-on"):
+            require_kinds(self.fail_on, with_embeddings=self.embedding is not None)
         if self.output is not None:
             require_own_output(self.output, "--output", MARK)
 

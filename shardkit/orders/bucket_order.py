@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import UsageError, setting
-from shardkit.orders.weighted import Weights
+from shardkit.orders.weighted import Weights, draw
 from shardkit.sampling.order import (
     Order,
     Positions,
@@ -215,11 +215,10 @@ class BucketOrder(Order):
         """Return rows drawn from buckets by weight, with replacement."""
         assert self.cumulative is not None
         limits = np.concatenate([[0.0], self.cumulative])[np.r_[0, np.cumsum(self.counts)]]
-        key = np.array([derive_key("weighted buckets", self.seed, epoch)], np.uint64)
-        bits = step_keys(key, positions.astype(np.uint64) + np.uint64(1)) >> np.uint64(11)
         low = limits[:-1][buckets]
         high = limits[1:][buckets]
-        drawn = np.minimum(low + bits * 2.0**-53 * (high - low), np.nextafter(high, low))
+        numbers = draw("weighted buckets", self.seed, epoch, positions)
+        drawn = np.minimum(low + numbers * (high - low), np.nextafter(high, low))
         rows: Positions = self.members[np.searchsorted(self.cumulative, drawn, side="right")]
         return rows
 

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Subset
 
 from shardkit.errors import UsageError, setting
 from shardkit.orders.bucket_order import (
@@ -17,6 +16,7 @@ from shardkit.orders.bucket_order import (
     make_buckets,
     order_members,
 )
+from shardkit.orders.samplers import gathered
 from shardkit.orders.weighted import check_weights
 from shardkit.sampling.order import Draws, Order, Positions
 from shardkit.torch.data.batch_rows import describe_row
@@ -152,7 +152,7 @@ class Buckets(OrderSampler):
         Raises:
             UsageError: As `order`.
         """
-        heights, widths = _image_sizes(dataset).T
+        heights, widths = gathered(dataset, _image_sizes).T
         counts: list[BucketCount] = self.sizes.count([(widths, heights)])
         return counts
 
@@ -181,7 +181,7 @@ class Buckets(OrderSampler):
             UsageError: If the dataset is not shardkit's, a row has no image, all images are raw
                 pixels of one size, or there is not one weight for each row.
         """
-        heights, widths = _image_sizes(dataset).T
+        heights, widths = gathered(dataset, _image_sizes).T
         if self.weights is not None and len(self.weights) != len(widths):
             raise UsageError(
                 f"Buckets(weights) has {len(self.weights)} weights for {len(widths)} rows",
@@ -201,11 +201,7 @@ class Buckets(OrderSampler):
 
 
 def _image_sizes(dataset: Any) -> Positions:
-    """Return the height and width of each row's image: int64 of shape (N, 2)."""
-    if isinstance(dataset, Subset):
-        return _image_sizes(dataset.dataset)[np.asarray(dataset.indices, np.int64)]
-    if isinstance(dataset, ConcatDataset):
-        return np.concatenate([_image_sizes(inner) for inner in dataset.datasets])
+    """Return the height and width of each image of one dataset: int64 of shape (N, 2)."""
     if not isinstance(dataset, ShardDataset):
         raise UsageError(
             f"Buckets needs the size of every image, and {type(dataset).__name__} is not a "

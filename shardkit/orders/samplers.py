@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
 from shardkit.errors import UsageError
@@ -63,7 +64,7 @@ class Balanced(OrderSampler):
             UsageError: If the dataset has no labels, or its parts have different classes.
         """
         _require_same_classes(dataset)
-        labels = _labels(dataset)
+        labels = gathered(dataset, _labels)
         unknown = np.flatnonzero(labels < 0)
         if len(unknown):
             raise UsageError(
@@ -170,12 +171,17 @@ def _grouped(
     )
 
 
-def _labels(dataset: Any) -> Positions:
-    """Return the label of each row."""
+def gathered(dataset: Any, values_of: Callable[[Any], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return a value for each row, given a function that returns those of an inner dataset."""
     if isinstance(dataset, Subset):
-        return _labels(dataset.dataset)[np.asarray(dataset.indices, np.int64)]
+        return gathered(dataset.dataset, values_of)[np.asarray(dataset.indices, np.int64)]
     if isinstance(dataset, ConcatDataset):
-        return np.concatenate([_labels(inner) for inner in dataset.datasets])
+        return np.concatenate([gathered(inner, values_of) for inner in dataset.datasets])
+    return values_of(dataset)
+
+
+def _labels(dataset: Any) -> Positions:
+    """Return the label of each row of one dataset."""
     labels = np.asarray(getattr(dataset, "targets", None))
     if labels.shape != (len(dataset),) or labels.dtype.kind not in "iu":
         raise UsageError(

@@ -12,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.errors import UsageError
-from shardkit.sampling.order import Order, Positions, derive_key, digest, permute_each, step_keys
+from shardkit.sampling.order import (
+    Order,
+    Positions,
+    derive_key,
+    digest,
+    permute_each,
+    step_keys,
+    uniform,
+)
 
 Weights = npt.NDArray[np.float64]
 """Numbers from 0 on, not all 0; float64 of shape (N,)."""
@@ -42,9 +50,7 @@ class WeightedOrder(Order):
 
     def rows(self, epoch: int, positions: Positions) -> Positions:
         """Return the rows at ``positions`` of ``epoch``."""
-        key = np.array([derive_key("weighted", self.seed, epoch)], np.uint64)
-        bits = step_keys(key, positions.astype(np.uint64) + np.uint64(1)) >> np.uint64(11)
-        drawn = bits * 2.0**-53 * self.cumulative[-1]
+        drawn = draw("weighted", self.seed, epoch, positions) * self.cumulative[-1]
         rows: Positions = np.searchsorted(self.cumulative, drawn, side="right").astype(np.int64)
         return rows
 
@@ -97,6 +103,12 @@ class GroupedOrder(Order):
 
     def _key(self, purpose: str) -> npt.NDArray[np.uint64]:
         return np.array([derive_key(purpose, self.seed, 0)], np.uint64)
+
+
+def draw(purpose: str, seed: int, epoch: int, positions: Positions) -> Weights:
+    """Return a random number from 0 to 1 for each position."""
+    key = np.array([derive_key(purpose, seed, epoch)], np.uint64)
+    return uniform(step_keys(key, positions.astype(np.uint64) + np.uint64(1)))
 
 
 def check_weights(what: str, weights: Any) -> Weights:

@@ -95,13 +95,7 @@ class DatasetReport:
         Raises:
             UsageError: If a kind is unknown, or it needs embeddings and there are none.
         """
-        for kind in kinds:
-            if kind not in KINDS:
-                raise UsageError(
-                    f"finding {kind!r} is unknown;", remedy=f"choose from {', '.join(KINDS)}"
-                )
-        if self.embedding is None:
-            require_examined(kinds)
+        require_kinds(kinds, with_embeddings=self.embedding is not None)
         return [
             finding
             for finding in self.findings
@@ -247,10 +241,14 @@ def _is_plain(key: str) -> bool:
     return not (key.isdecimal() or key.startswith(("#", KEY_MARK)))
 
 
-def require_examined(kinds: Sequence[str]) -> None:
-    """Raise UsageError unless these kinds of findings are examined without embeddings."""
+def require_kinds(kinds: Sequence[str], *, with_embeddings: bool) -> None:
+    """Raise UsageError unless a report examines these kinds of findings."""
     for kind in kinds:
-        if kind in BY_EMBEDDING:
+        if kind not in KINDS:
+            raise UsageError(
+                f"finding {kind!r} is unknown;", remedy=f"choose from {', '.join(KINDS)}"
+            )
+        if kind in BY_EMBEDDING and not with_embeddings:
             raise UsageError(
                 f"{kind} needs embeddings;",
                 remedy=f"choose the field that contains them with {setting('embedding')}",

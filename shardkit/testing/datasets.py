@@ -22,7 +22,7 @@ from shardkit.kinds.field import Field
 from shardkit.recipe import Recipe
 from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.system import compiled
-from shardkit.testing.tools import NEW_PROCESS, call_in, flipped
+from shardkit.testing.tools import NEW_PROCESS, call_in, contents, flipped, random_image
 from shardkit.torch.data.datasets import open_dataset
 from shardkit.verification.verify import verify
 
@@ -136,7 +136,7 @@ class DatasetConformance:
         }
         target = tmp_path / "dataset"
         convert(samples, target, **_options(storage), schema=schema)
-        before = _contents(target)
+        before = contents(target)
         shards = [name for name in before if name.startswith("shard-")]
         added: dict[str, Any] = {
             "more": [n * 0.5 for n in range(5)],
@@ -144,10 +144,10 @@ class DatasetConformance:
         }
         fields.add(target, added)
         fields.undo(target)
-        assert _contents(target) == before
+        assert contents(target) == before
         fields.add(target, added)
         fields.replace(target, {"count": [n + 1 for n in range(5)]})
-        assert {name: _contents(target)[name] for name in shards} == {
+        assert {name: contents(target)[name] for name in shards} == {
             name: before[name] for name in shards
         }
         assert verify(target, "decode").findings == []
@@ -171,7 +171,7 @@ class DatasetConformance:
     ) -> None:
         one = _convert(storage, tmp_path, name="one", workers=1)
         three = _convert(storage, tmp_path, name="three", workers=3)
-        assert _contents(one) == _contents(three)
+        assert contents(one) == contents(three)
 
     def test_verify_finds_a_flipped_byte(self, storage: Format, tmp_path: Path) -> None:
         target = _convert(storage, tmp_path)
@@ -198,8 +198,7 @@ def _convert(
     for number, path in enumerate(_PICTURES):
         if not (source / path).exists():
             (source / path).parent.mkdir(parents=True, exist_ok=True)
-            pixels = np.random.default_rng(number).integers(0, 256, (6, 5, 3), np.uint8)
-            Image.fromarray(pixels).save(source / path)
+            random_image(number).save(source / path)
     options = ConvertOptions(to=storage.name, recipe=recipe or Recipe(), shard_samples=3)
     convert_scan(scan_imagefolder(source), folder / name, options, Builder(workers=workers))
     return folder / name
@@ -212,8 +211,3 @@ def _options(storage: Format) -> dict[str, Any]:
 
 def _samples(dataset: Any, rows: Sequence[int]) -> list[Any]:
     return list(dataset[rows])
-
-
-def _contents(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from shardkit.attaching.attach import attach
 from shardkit.contracts import AttachableSource, Located, PartedSource, Scan, Source, SourceKind
@@ -22,7 +20,7 @@ from shardkit.conversion.convert import convert
 from shardkit.errors import BadImage, BadImages
 from shardkit.registry import get_source
 from shardkit.system.pool import Progress
-from shardkit.testing.tools import NEW_PROCESS, call_in, open_files
+from shardkit.testing.tools import NEW_PROCESS, call_in, contents, open_files, random_image
 from shardkit.torch.data.datasets import open_dataset
 from shardkit.verification.repair import repair
 from shardkit.verification.verify import verify
@@ -245,7 +243,7 @@ class SourceConformance:
     ) -> None:
         _convert(source, tmp_path / "one", workers=1)
         _convert(source, tmp_path / "two", workers=2)
-        assert _digests(tmp_path / "one") == _digests(tmp_path / "two")
+        assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
     def test_an_interrupted_conversion_resumes_to_the_same_bytes(
         self, kind: SourceKind, path: Path, tmp_path: Path
@@ -273,7 +271,7 @@ class SourceConformance:
             kind.open(path, **self.options), tmp_path / "made", to="lmdb", shard_samples=2
         )
         assert resumed.reused_shards == 1
-        assert _digests(tmp_path / "made") == _digests(tmp_path / "whole")
+        assert contents(tmp_path / "made") == contents(tmp_path / "whole")
 
     def test_a_finished_conversion_is_recognized(
         self, kind: SourceKind, path: Path, tmp_path: Path
@@ -304,11 +302,11 @@ class SourceConformance:
         self, source: Source, path: Path, tmp_path: Path
     ) -> None:
         _convert(source, tmp_path / "made")
-        before = _digests(tmp_path / "made")
+        before = contents(tmp_path / "made")
         shard = open_dataset(tmp_path / "made").manifest.shards[1].name
         (tmp_path / "made" / shard).unlink()
         assert repair(tmp_path / "made", path).findings == []
-        assert _digests(tmp_path / "made") == before
+        assert contents(tmp_path / "made") == before
 
     def test_skipped_images_stay_skipped_in_verify_and_repair(
         self, source: Source, path: Path, tmp_path: Path
@@ -355,8 +353,7 @@ def _convert(source: Source, target: Path, **options: Any) -> None:
 def _png(seed: int) -> bytes:
     """Return a small PNG file of random pixels."""
     file = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (6, 5, 3), np.uint8)
-    Image.fromarray(pixels).save(file, "png")
+    random_image(seed).save(file, "png")
     return file.getvalue()
 
 
@@ -374,11 +371,3 @@ def _contents(scan: Scan) -> list[tuple[str, bytes]]:
     records = images.read(range(len(images)))
     classes = (*(scan.classes or ()), "")  # without labels, they are -1
     return sorted((classes[r.label], r.fields["png"]) for r in records)
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-    }

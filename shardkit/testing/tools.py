@@ -16,7 +16,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from shardkit.contracts import Format, ShardReader, ShardSpec
 from shardkit.record import Record
@@ -97,6 +99,17 @@ def flipped(data: bytes, position: int) -> bytes:
     return data[:position] + bytes([data[position] ^ mask]) + data[position + 1 :]
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the content of each file below a folder, by path."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def random_image(seed: int) -> Image.Image:
+    """Return a small RGB image of random pixels."""
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (6, 5, 3), np.uint8))
+
+
 NEW_PROCESS = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 """The cheaper way to start a process that has nothing of this one."""
 
@@ -112,12 +125,9 @@ def leaves_open(before: int) -> bool:
 
 
 def call_in(method: str, function: Callable[..., _Result], *arguments: Any) -> _Result:
-    """Call ``function`` in a child process and return its result; fail if the child dies.
+    """Call a function of a module in a child process; return its result, or fail if it dies.
 
-    Args:
-        method: Start method of `multiprocessing`.
-        function: A function of a module.
-        arguments: Its arguments.
+    ``method`` is a start method of `multiprocessing`.
     """
     context = multiprocessing.get_context(method)
     receiver, sender = context.Pipe(duplex=False)

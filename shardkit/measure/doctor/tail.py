@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Subset
 
 from shardkit.errors import BadImage
 from shardkit.measure.doctor.opened_files import only_image, opened_paths
 from shardkit.measure.doctor.stored import Files, Header, headers, innermost, stored_images
 from shardkit.measure.runner.clock import timed
 from shardkit.torch.data.datasets import ShardDataset
+from shardkit.torch.data.nested import dataset_rows
 
 _SLOW = 4.0
 _MOST_IMAGES = 0.25
@@ -88,7 +88,7 @@ class Sample:
     def name(self, number: int) -> str:
         """Return what a user knows a sample by: a key, a path or a row."""
         inner = innermost(self.dataset)
-        row = _inside(self.dataset, self.rows[number])
+        (row,) = dataset_rows(self.dataset, np.array([self.rows[number]])).tolist()
         if isinstance(inner, ShardDataset):
             return str(inner.keys[row])
         samples = getattr(inner, "samples", None)
@@ -176,10 +176,6 @@ def _shards(dataset: Any, rows: Sequence[int]) -> list[int]:
     ends = [*accumulate(shard.rows for shard in inner.manifest.shards)]
     if len(ends) < 2 or ends[-1] != len(inner):
         return []
-    inside = [_inside(dataset, row) for row in rows]
-    return [int(n) for n in np.searchsorted(ends, inside, side="right")]
-
-
-def _inside(dataset: Any, row: int) -> int:
-    """Return the row of the dataset within any ``Subset``."""
-    return _inside(dataset.dataset, dataset.indices[row]) if type(dataset) is Subset else row
+    shards = np.searchsorted(ends, dataset_rows(dataset, np.array(rows)), side="right")
+    numbers: list[int] = shards.tolist()
+    return numbers
