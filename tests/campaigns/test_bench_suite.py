@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from campaign import in_full
-from helpers import DEADLINE
+from helpers import DEADLINE, execute, python
 from PIL import Image
 
 pytestmark = in_full
@@ -128,9 +128,7 @@ def small(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "SHARDKIT_PEERS": str(work / "nothing"),
     }
     command = [sys.executable, "-c", _SMALL, str(photos), str(work)]
-    made = subprocess.run(
-        command, check=False, capture_output=True, text=True, env=environment, timeout=2 * DEADLINE
-    )
+    made = execute(*command, env=environment, timeout=2 * DEADLINE)
     assert made.returncode == 0, made.stderr
     return work
 
@@ -207,11 +205,4 @@ def test_every_workload_measures_all_candidates_that_are_installed(
 def _run_smoke(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a script that imports the suite, without any peers."""
     environment = {**os.environ, "PYTHONPATH": str(BENCH), "SHARDKIT_PEERS": os.devnull}
-    return subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=8 * DEADLINE,
-    )
+    return python(script, *arguments, env=environment, timeout=8 * DEADLINE)

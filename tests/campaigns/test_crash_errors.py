@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from campaign import FULL, cases, points
 from faulty import FAIL, FOREVER, SHORTEN, Bench, Fault, compiler
-from helpers import DEADLINE, FORMATS
+from helpers import DEADLINE, FORMATS, execute
 from oracle import NAMES, Oracles, different, error_points
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="it needs Linux and gcc")
@@ -162,14 +162,8 @@ def test_a_full_disk_is_told_and_with_more_room_the_same_command_finishes(tmp_pa
         pytest.skip("this user may mount nothing")
     support = str(Path(__file__).parents[1] / "support")
     places = os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*command, sys.executable, "-c", _FULL, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=2 * DEADLINE,
-        check=False,
-        env={**os.environ, "PYTHONPATH": places},
-    )
+    words = (*command, sys.executable, "-c", _FULL, tmp_path)
+    done = execute(*words, env={"PYTHONPATH": places}, timeout=2 * DEADLINE)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     for to in FORMATS:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from campaign import cases, draw, in_full, points
-from helpers import DEADLINE
+from helpers import DEADLINE, execute, python
 from hostile import jpegs, pngs
 from hostile.cases import Case
 
@@ -102,22 +102,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     build = "import sys; from pathlib import Path; from scripts.hatch_build import compile_to; "
     build += "compile_to(*map(Path, sys.argv[1:]))"
     path = folder / "_native.abi3.so"
-    done = subprocess.run(
-        [sys.executable, "-c", build, path, ROOT / "shardkit" / "native"],
-        env={**os.environ, "SHARDKIT_BUILD_NATIVE": "sanitize", "CFLAGS": "-O1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    variables = {"SHARDKIT_BUILD_NATIVE": "sanitize", "CFLAGS": "-O1"}
+    done = python(build, path, ROOT / "shardkit" / "native", env=variables, cwd=ROOT)
     if "jpeglib.h" in done.stderr or "cannot find -l" in done.stderr:
         pytest.skip("no headers of libjpeg-turbo, or no sanitizers")
     assert done.returncode == 0, done.stderr
     (folder / "sitecustomize.py").write_text(PRELOADED.format(path=str(path)))
     libraries = [
-        subprocess.run(
-            [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        execute(compiler, f"-print-file-name={name}", check=True).stdout.strip()
         for name in ("libasan.so", "libubsan.so")
     ]
     return {
@@ -133,15 +125,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def run(environment: dict[str, str], *arguments: object) -> str:
     """Run Python with the module; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=20 * DEADLINE,
-    )
+    done = execute(sys.executable, *arguments, cwd=ROOT, env=environment, timeout=20 * DEADLINE)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -232,14 +216,8 @@ def test_mutated_images_are_clean(
 def test_a_wheel_without_the_module_is_built_where_it_cannot_be(
     tmp_path: Path, changed: dict[str, str]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT],
-        env={**os.environ, **changed},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=2 * DEADLINE,
-    )
+    words = ("-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT)
+    done = execute(sys.executable, *words, env=changed, timeout=2 * DEADLINE)
 
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
@@ -259,14 +237,8 @@ def test_reading_passes_its_tests_without_the_module() -> None:
         "torch/data/test_ops.py",
         "torch/test_loader.py",
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *names],
-        cwd=ROOT / "tests" / "unit",
-        env={**os.environ, "SHARDKIT_NATIVE": "off"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=8 * DEADLINE,
-    )
+    words = ("-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *names)
+    settings: dict[str, Any] = {"env": {"SHARDKIT_NATIVE": "off"}, "timeout": 8 * DEADLINE}
+    done = execute(sys.executable, *words, cwd=ROOT / "tests" / "unit", **settings)
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout

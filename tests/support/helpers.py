@@ -270,25 +270,31 @@ def run(
     *arguments: object, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run ``shardkit`` in a separate process."""
+    return execute(*shardkit_command(*arguments), env=env, errors="backslashreplace")
+
+
+def python(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a separate process, with the options of `execute`."""
+    return execute(sys.executable, "-c", code, *arguments, **options)
+
+
+def execute(
+    *command: object,
+    env: Mapping[str, str] | None = None,
+    timeout: float = DEADLINE,
+    check: bool = False,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program, with more variables in ``env``; return its exit code and what it prints."""
+    words = [os.fspath(a) if isinstance(a, os.PathLike) else str(a) for a in command]
     return subprocess.run(
-        shardkit_command(*arguments),
+        words,
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        errors="backslashreplace",
-        timeout=DEADLINE,
-        check=False,
-    )
-
-
-def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a separate process."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
+        timeout=timeout,
+        check=check,
+        **options,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from helpers import execute
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "shardkit"
@@ -318,7 +318,7 @@ def test_what_is_loaded_by_name_exists() -> None:
 @pytest.mark.slow
 def test_the_main_job_loads_no_ring() -> None:
     script = ROOT / "scripts" / "main_job.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    done = execute(sys.executable, script, check=True)
     lines = {name: int(count) for count, name in map(str.split, done.stdout.splitlines())}
     total = lines.pop("all")
     assert [name for name in lines if ring_of(name) and not name.endswith("__init__")] == []

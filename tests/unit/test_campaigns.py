@@ -12,7 +12,7 @@ from pathlib import Path
 import campaign
 import pytest
 from campaign import cases
-from helpers import DEADLINE, make_tree
+from helpers import DEADLINE, execute, make_tree
 
 ROOT = Path(__file__).parents[2]
 CAMPAIGNS = [path.stem.removeprefix("test_") for path in (ROOT / "tests/campaigns").glob("test_*")]
@@ -20,9 +20,7 @@ CAMPAIGNS = [path.stem.removeprefix("test_") for path in (ROOT / "tests/campaign
 
 def campaigns(*arguments: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = [str(root / "scripts/campaigns"), *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=2 * DEADLINE, check=False
-    )
+    return execute(*command, timeout=2 * DEADLINE)
 
 
 def test_usage_errors_start_nothing() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import DEADLINE, FORMATS, make_folder
+from helpers import FORMATS, execute, make_folder
 
 ROUND_TRIP = """
 import sys
@@ -53,11 +52,5 @@ for place in places:
 def test_everything_works_without_assertions(tmp_path: Path) -> None:
     source = make_folder(tmp_path / "photos")
     places = [tmp_path / to for to in FORMATS]
-    done = subprocess.run(
-        [sys.executable, "-O", "-c", ROUND_TRIP, source, *places],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    done = execute(sys.executable, "-O", "-c", ROUND_TRIP, source, *places)
     assert (done.stdout.split(), done.stderr) == (["True"] * 5 * len(FORMATS), "")

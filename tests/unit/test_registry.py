@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from helpers import make_dataset, make_folder
+from helpers import make_dataset, make_folder, python
 from refusals import refused
 
 from shardkit import UsageError, open_source
@@ -65,7 +63,7 @@ def test_naming_the_formats_imports_none_of_their_libraries() -> None:
         "import sys; from shardkit.registry import format_names; format_names(); "
         "print(sorted({'h5py', 'lmdb', 'torch'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code, check=True)
     assert done.stdout == "[]\n"
 
 

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from forked import run_forked, run_script, start_script
-from helpers import wait_until
+from helpers import execute, wait_until
 
 from shardkit import convert
 
@@ -51,14 +50,7 @@ def accuracy_of(*command: object) -> float:
         done = run_forked(run_script, command, deadline=SECONDS)
     else:
         environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
-        done = subprocess.run(
-            [sys.executable, *map(str, command)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
+        done = execute(sys.executable, *command, env=environment, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
     (found,) = re.findall(r"^accuracy ([0-9.]+)%$", done.stdout, re.MULTILINE)
     return float(found) / 100

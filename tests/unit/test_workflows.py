@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from helpers import execute
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -113,6 +114,6 @@ def test_a_release_is_checked(
     changed: dict[str, bool], tag: str, message: str, tmp_path: Path
 ) -> None:
     script = release(tmp_path, **changed) / "scripts" / "check_release"
-    done = subprocess.run([script, tag], check=False, capture_output=True, text=True)
+    done = execute(script, tag)
     assert (done.returncode == 0) == (not message)
     assert message in done.stderr

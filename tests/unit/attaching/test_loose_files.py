@@ -7,8 +7,6 @@ import hashlib
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import encoded, exif, invoke, jpeg, make_tree, picture, png, run_main
+from helpers import encoded, exif, invoke, jpeg, make_tree, picture, png, python, run_main
 from PIL import Image
 from refusals import refused, refuses
 from stated import restate_json
@@ -498,12 +496,7 @@ def test_a_million_files_open_at_once_and_take_little_memory(tmp_path: Path) -> 
     photos = tmp_path / "photos"
     small = make_index(tmp_path / "small", photos, EACH)
     large = make_index(tmp_path / "large", photos, ROWS)
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN, small, large, photos],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python(OPEN, small, large, photos, check=True)
     seconds, held = map(float, done.stdout.split())
     assert seconds < 1, f"{seconds:.2f} s"
     assert held < 100 * ROWS, f"{held / ROWS:.1f} bytes each"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 import pytest
-from helpers import DEADLINE, make_folder, python, run, run_main, shardkit_command
+from helpers import DEADLINE, execute, make_folder, python, run, run_main, shardkit_command
 from refusals import refused, refuses
 
 import shardkit
@@ -242,7 +242,7 @@ for words in "ver" "completion z"; do
 done
 """
     command = ["bash", "-c", code, "bash", str(ours)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True)
+    done = execute(*command, check=True)
     assert done.stdout == "verify\nzsh\n"
 
 

@@ -10,8 +10,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +19,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from helpers import (
-    DEADLINE,
     in_fork,
     invoke,
     jpeg,
@@ -29,6 +26,7 @@ from helpers import (
     make_folder,
     make_tree,
     png,
+    python,
     run_main,
     tree,
 )
@@ -235,14 +233,8 @@ def test_parquet_is_read_by_datasets(fields: Path, tmp_path: Path) -> None:
         "rows = datasets.load_dataset(sys.argv[1], cache_dir=sys.argv[2])['train']; "
         "print(rows.features['label'].names, rows[0]['image'].size, rows[0]['caption'])"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "files", tmp_path / "cache"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")},
-        check=True,
-    )
+    variables = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    found = python(code, tmp_path / "files", tmp_path / "cache", env=variables, check=True)
     assert found.stdout == "['cat', 'dog'] (24, 16) a \"red\",\nshape\n"
 
 

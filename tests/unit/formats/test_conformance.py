@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import FORMATS
+from helpers import FORMATS, python
 from stated import done
 
 from shardkit import convert, open_dataset
@@ -78,14 +75,7 @@ def test_old_library_versions_open_our_shards(
     dataset = open_dataset(tmp_path / "out", decode="bytes")
     (shard,) = (tmp_path / "out").glob("shard-*")
 
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(shard)],
-        env={**os.environ, "PYTHONPATH": str(OLD)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    done = python(code, shard, env={"PYTHONPATH": str(OLD)}, timeout=240)
     assert done.returncode == 0, done.stderr
     version, read = json.loads(done.stdout)
 

@@ -6,7 +6,6 @@ import gc
 import io
 import json
 import shutil
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -17,7 +16,7 @@ import lmdb
 import numpy as np
 import pytest
 import webdataset
-from helpers import jpeg, make_dataset, make_tree, opened, png
+from helpers import execute, jpeg, make_dataset, make_tree, opened, png
 from stated import shards_of
 
 from shardkit import open_dataset
@@ -158,7 +157,7 @@ def test_tarfile_lists_and_extracts_all(tar_set: Path) -> None:
 @pytest.mark.skipif(shutil.which("tar") is None, reason="there is no tar command")
 def test_the_tar_command_lists_the_same_without_warnings(tar_set: Path) -> None:
     for path in shards_of(tar_set):
-        done = subprocess.run(["tar", "tf", str(path)], check=True, capture_output=True, text=True)
+        done = execute("tar", "tf", path, check=True)
         with tarfile.open(path) as archive:
             assert done.stdout.splitlines() == archive.getnames()
         assert done.stderr == ""
@@ -204,7 +203,7 @@ def test_lmdb_gives_raw_pixels_that_numpy_loads(source: Path, tmp_path: Path) ->
 
 def lmdb_tool(*arguments: str, folder: Path | None = None) -> str:
     run = [sys.executable, "-m", "lmdb", *arguments]
-    done = subprocess.run(run, check=False, capture_output=True, text=True, cwd=folder)
+    done = execute(*run, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import execute
 from PIL import Image
 from stated import done, shards_of
 
@@ -49,7 +50,7 @@ def dataset(tmp_path: Path) -> Path:
 def shardkit(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a separate process."""
     run = [sys.executable, "-m", "shardkit", *arguments]
-    return subprocess.run(run, check=False, capture_output=True, text=True)
+    return execute(*run)
 
 
 def loop(dataset: ShardDataset) -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fields import make_fields
-from helpers import DEADLINE, encoded, make_dataset, make_tree
+from helpers import encoded, execute, make_dataset, make_tree
 from parsed import Parsed
 from PIL import Image
 from planted_faults import FAULTS, planted, scene
@@ -215,16 +215,11 @@ def browse(text: str, folder: Path, *options: str) -> subprocess.CompletedProces
     if BROWSER is None:
         pytest.skip("no Chromium or Chrome is installed")
     (folder / "page.html").write_text(text, "utf-8")
-    return subprocess.run(
-        [
-            BROWSER,
-            *("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'user'}"),
-            *("--enable-logging=stderr", "--log-level=0", "--dump-dom", *options),
-            (folder / "page.html").as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
+    return execute(
+        BROWSER,
+        *("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'user'}"),
+        *("--enable-logging=stderr", "--log-level=0", "--dump-dom", *options),
+        (folder / "page.html").as_uri(),
         check=True,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from helpers import DEADLINE, make_tree, png, wait_until
+from helpers import DEADLINE, execute, make_tree, png, wait_until
 
 from shardkit import convert
 from shardkit.system import bootstrap
@@ -75,15 +74,8 @@ def here(tmp_path: Path) -> Path:
 
 
 def python(here: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=here,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=2 * DEADLINE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-    )
+    variables = {"PYTHONPATH": str(Path(__file__).parents[3])}
+    done = execute(sys.executable, *words, cwd=here, env=variables, timeout=2 * DEADLINE)
     log = here / "was_run"
     assert not log.exists(), log.read_text()
     assert done.returncode == 0, done.stderr

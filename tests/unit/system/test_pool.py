@@ -24,7 +24,7 @@ from unittest.mock import Mock
 import pool_tasks
 import psutil
 import pytest
-from helpers import DEADLINE, make_dataset, make_tree, png, python, wait_until
+from helpers import DEADLINE, execute, make_dataset, make_tree, png, python, wait_until
 from pool_tasks import ERRORS, Task, work
 from refusals import refused
 
@@ -217,15 +217,8 @@ def test_a_program_that_workers_cannot_import_is_refused(
 ) -> None:
     code = "from shardkit.system.pool import run_tasks\nlist(run_tasks(print, [1, 2], workers=2))\n"
     (tmp_path / "script.py").write_text(code)
-    done = subprocess.run(
-        [sys.executable, "-" if how == "stdin" else "script.py"],
-        cwd=tmp_path,
-        input=code if how == "stdin" else "",
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    name, given = ("-", code) if how == "stdin" else ("script.py", "")
+    done = execute(sys.executable, name, cwd=tmp_path, input=given)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("shardkit.errors.UsageError: more than one worker cannot be used: ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 import time
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from clocks import Clock
-from helpers import DEADLINE
+from helpers import execute
 
 from shardkit import UsageError
 from shardkit.measure.runner import timing
@@ -192,11 +191,5 @@ print(memory_used())
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="what processes share is told by Linux")
 def test_memory_that_workers_share_counts_once() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKED],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=True,
-    )
+    done = execute(sys.executable, "-W", "ignore", "-c", FORKED, check=True)
     assert 200 << 20 < int(done.stdout) < 400 << 20, "200 MB are shared and count once"

@@ -5,9 +5,7 @@ Their batches are laws of `test_engine_conformance.py`.
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 import tempfile
 import threading
@@ -21,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import DEADLINE, wait_until
+from helpers import DEADLINE, execute, wait_until
 from loading import BATCH, CROP, ROWS, SEED, crc, same
 from torch.utils.data import Dataset, Subset
 from torch.utils.data._utils import pin_memory
@@ -199,14 +197,7 @@ def test_workers_leave_no_folders_behind(
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         folder = Path(short) / ("x" * length)
         folder.mkdir(exist_ok=True)
-        done = subprocess.run(
-            [sys.executable, str(script), str(folder)],
-            env={**os.environ, "TMPDIR": str(folder)},
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            check=False,
-        )
+        done = execute(sys.executable, script, folder, env={"TMPDIR": str(folder)})
 
         assert done.stdout.split() == ["4", str(inside)], done.stderr
         assert list(folder.iterdir()) == []

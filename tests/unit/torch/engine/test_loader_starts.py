@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import DEADLINE, make_dataset, make_tree, png
+from helpers import execute, make_dataset, make_tree, png
 
 ROWS = 8
 
@@ -75,14 +74,8 @@ def run(folder: Path, code: str, how: str) -> tuple[list[str], str]:
         code = NOTEBOOK.replace("{code!r}", repr(code))
     path = folder / "unguarded.py"
     path.write_text(code)
-    done = subprocess.run(
-        [sys.executable, "-" if how == "stdin" else str(path)],
-        input=code if how == "stdin" else "",
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    name, given = ("-", code) if how == "stdin" else (path, "")
+    done = execute(sys.executable, name, input=given)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
 
