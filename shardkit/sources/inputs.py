@@ -333,12 +333,14 @@ def located_in(
 
 
 @contextlib.contextmanager
-def refusing(path: str | Path) -> Iterator[None]:
-    """Raise `UsageError` for a `BadImage`: without this file, there is no source."""
+def refusing(
+    where: str | Path, error_type: type[UsageError | ConversionFailed] = UsageError
+) -> Iterator[None]:
+    """Raise another error for a `BadImage`: without what is at ``where``, there is no source."""
     try:
         yield
     except BadImage as error:
-        raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
+        raise error_type(f"{where}: {error.problem}", remedy=error.remedy) from error
 
 
 def stamp_of(path: str) -> int:

@@ -303,9 +303,14 @@ def _items(text: str, where: str) -> list[Any]:
     return values
 
 
-def classes_option(help: str = CLASSES_HELP, *, stored: str = "class_names") -> Any:  # noqa: A002
+def classes_option(
+    help: str = CLASSES_HELP,  # noqa: A002
+    *,
+    stored: str = "class_names",
+    **details: Any,
+) -> Any:
     """Return the option of a file of class names; descriptions only state that there was one."""
-    return option(None, help=help, metavar="FILE", stored=stored, store=bool)
+    return option(None, help=help, metavar="FILE", stored=stored, store=bool, **details)
 
 
 def read_classes(path: str | bool | None) -> tuple[str, ...] | bool | None:

@@ -27,7 +27,7 @@ from shardkit.record import NO_LABEL, Record
 from shardkit.sources import lmdb_reader
 from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.images import image_record, require_machine
-from shardkit.sources.inputs import located_in, require_rows
+from shardkit.sources.inputs import located_in, refusing, require_rows
 from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.library_process import call
 from shardkit.sources.recognize import Overview, having
@@ -96,12 +96,9 @@ class Lmdb(ListedSource, AttachableSource):
         self._path = os.path.abspath(path)
         self.class_names = read_classes(options.classes)
         try:
-            stamp = self._stamp()
-            self._entries, self._samples = call(lmdb_reader.facts, self._file, stamp)
-        except BadImage as error:
-            raise UsageError(
-                f"{path} is not an LMDB environment: {error.problem}", remedy=error.remedy
-            ) from error
+            with refusing(f"{path} is not an LMDB environment"):
+                stamp = self._stamp()
+                self._entries, self._samples = call(lmdb_reader.facts, self._file, stamp)
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
         self._layout = options.layout or self._infer()
@@ -180,10 +177,8 @@ class Lmdb(ListedSource, AttachableSource):
         """List the images: in the order of numbers, of ``meta_info.txt``, or of keys."""
         (listing,) = listings.values()
         lists = {"ocr": self._list_numbers, "basicsr": self._list_names}
-        try:
+        with refusing(self._path):
             used = lists.get(self._layout, self._list_keys)(listing, self._stamp())
-        except BadImage as error:
-            raise UsageError(f"{self._path}: {error.problem}", remedy=error.remedy) from error
         if used < self._entries:
             listing.ignore("(other keys)", f"{self._entries - used} keys outside the layout")
         label = (

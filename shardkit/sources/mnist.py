@@ -14,12 +14,19 @@ import numpy as np
 
 from shardkit.contracts import Entry, SourceKind
 from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError, setting
-from shardkit.options import option
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row, SplitOptions, split_names
 from shardkit.sources.images import pixel_record, require_pixels
-from shardkit.sources.inputs import OpenedFile, file_at, place, place_of, reading, require_rows
-from shardkit.sources.labels import read_classes
+from shardkit.sources.inputs import (
+    OpenedFile,
+    file_at,
+    place,
+    place_of,
+    reading,
+    refusing,
+    require_rows,
+)
+from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.recognize import having
 from shardkit.system.files import as_text
 
@@ -42,13 +49,8 @@ class _Pair(NamedTuple):
 class MnistOptions(SplitOptions):
     """The options of this source."""
 
-    classes: str | None = option(
-        None,
-        help="File with one class name per line, for labels 0, 1, ...",
-        metavar="FILE",
-        shown="numbers",
-        stored="class_names",
-        store=bool,
+    classes: str | None = classes_option(
+        "File with one class name per line, for labels 0, 1, ...", shown="numbers"
     )
 
 
@@ -105,23 +107,15 @@ class Mnist(ListedSource):
 
     def _list(self, listing: Listing, number: int, split: str) -> str:
         pair = self._pairs[number]
-        try:
+        with refusing(f"{self.path}: {pair.images}, {pair.labels}"):
             with reading(self._path(pair.images)) as view:
                 count, height, width = _header(view)
                 stamp = view.stamp
             require_rows(self._path(pair.images), count)
             with reading(self._path(pair.labels)) as view:
                 values = _labels(view, count)
-        except BadImage as error:
-            raise UsageError(
-                f"{self.path}: {pair.images}, {pair.labels}: {error.problem}", remedy=error.remedy
-            ) from error
-        try:
+        with refusing(self._path(pair.images), ConversionFailed):
             require_pixels((height, width))
-        except BadImage as error:
-            raise ConversionFailed(
-                f"{self._path(pair.images)}: {error.problem}", remedy=error.remedy
-            ) from error
         size = height * width
         for row, value in enumerate(values):
             spot = place(number, _IMAGES.size + row * size)

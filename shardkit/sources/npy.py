@@ -17,7 +17,7 @@ from shardkit.errors import CHANGED, BadImage, ConversionFailed, UsageError, set
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.images import image_axes, pixel_record, require_inside, require_pixels
-from shardkit.sources.inputs import place, place_of, reading, require_rows
+from shardkit.sources.inputs import place, place_of, reading, refusing, require_rows
 from shardkit.sources.labels import read_classes
 from shardkit.sources.npy_arrays import PICKLE, PICKLED, NpyArrays, NpyOptions
 from shardkit.sources.npy_files import (
@@ -123,7 +123,7 @@ class Npy(ListedSource):
         return (str(self.path), name) if self._archive else (f"{self.path / name}.npy", "")
 
     def _list(self, listing: Listing, pair: _Pair) -> str:
-        try:
+        with refusing(f"{self.path}: {' or '.join(filter(None, pair))}"):
             with opened(*self._file(pair.images)) as view:
                 array = parse_header(view)
                 stamp = view.stamp
@@ -135,25 +135,12 @@ class Npy(ListedSource):
                 if pair.labels is None
                 else labels_of(*self._file(pair.labels), pair.labels, array.rows)
             )
-        except BadImage as error:
-            raise UsageError(
-                f"{self.path}: {' or '.join(filter(None, pair))}: {error.problem}",
-                remedy=error.remedy,
-            ) from error
-        try:
+        with refusing(f"{self.path}: {pair.images}", ConversionFailed):
             require_pixels(array.shape[1:])
-        except BadImage as error:
-            raise ConversionFailed(
-                f"{self.path}: {pair.images}: {error.problem}", remedy=error.remedy
-            ) from error
-        try:
+        with refusing(f"{self.path}: {pair.labels}"):
             for row, label in enumerate(labels):
                 path = f"{pair.images}/{row:08d}.png"
                 listing.add(Row(path, listing.code(label), array.row_bytes, stamp, place(0, row)))
-        except BadImage as error:
-            raise UsageError(
-                f"{self.path}: {pair.labels}: {error.problem}", remedy=error.remedy
-            ) from error
         return f"{pair.images} ({array}, axes {axes}), labels {pair.labels or 'none'}"
 
     def _list_folder(self, listing: Listing) -> str:
@@ -182,10 +169,8 @@ def _arrays(path: Path) -> list[str]:
                 f"{path} is not an .npz file; for .npy files, pass their folder;",
                 remedy=f"for arrays that are not images, pass {setting('arrays', True)}",
             )
-        try:
+        with refusing(path):
             return members(str(path))
-        except BadImage as error:
-            raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
     try:
         names = sorted(os.listdir(path))
     except OSError as error:

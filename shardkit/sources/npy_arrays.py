@@ -20,7 +20,7 @@ from shardkit.record import IMAGE, LABEL_FIELD, META_FIELD, NO_LABEL, Record, pa
 from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.file_labels import find_table, read_table
 from shardkit.sources.images import require_inside
-from shardkit.sources.inputs import place, place_of, require_rows
+from shardkit.sources.inputs import place, place_of, refusing, require_rows
 from shardkit.sources.labels import Value, classes_option, read_classes
 from shardkit.sources.npy_files import (
     Array,
@@ -173,10 +173,8 @@ class NpyArrays(ListedSource):
         """List the samples in the order of rows or, in folders, of names."""
         if self._rows:
             (listing,) = listings.values()
-            try:
+            with refusing(self.path):
                 self._list_rows(listing)
-            except BadImage as error:
-                raise UsageError(f"{self.path}: {error.problem}", remedy=error.remedy) from error
             label = self._labels or "none"
         else:
             if self.class_names is True:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO, Any, Concatenate, ParamSpec, TypeVar, cast
 
 from shardkit.contracts import Range
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import UsageError
 from shardkit.sources import arrow_reader
-from shardkit.sources.inputs import InputFiles, find_files, require_rows
+from shardkit.sources.inputs import InputFiles, find_files, refusing, require_rows
 from shardkit.sources.library_process import call
 from shardkit.sources.table_text import (
     DETECTED,
@@ -192,9 +192,8 @@ def _parquet(
     if zip_folder(path):
         raise UsageError(f"{path} is in an archive", remedy="unpack this file and pass it")
     try:
-        stamp = os.stat(path).st_mtime_ns
-        return call(function, os.path.abspath(path), stamp, *args, **kwargs)
+        with refusing(path):
+            stamp = os.stat(path).st_mtime_ns
+            return call(function, os.path.abspath(path), stamp, *args, **kwargs)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except BadImage as error:
-        raise UsageError(f"{path}: {error.problem}", remedy=error.remedy) from error
