@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardkit.errors import BadImage, UsageError, setting
+from shardkit.errors import UsageError, setting
+from shardkit.sources.inputs import refusing
 from shardkit.sources.labels import Value, label_of
 from shardkit.sources.table_rows import columns_of, rows_of
 from shardkit.system import safe_paths
@@ -46,8 +47,6 @@ def read_table(path: str) -> dict[str, Value]:
         name = row.get(_FILE)
         if not isinstance(name, str) or name in labels:
             raise UsageError(f"{path}:{line}: {_FILE} is {quoted(name)}, not a new file name")
-        try:
+        with refusing(f"{path}:{line}"):
             labels[name] = label_of(row.get(_LABEL), _LABEL)
-        except BadImage as error:
-            raise UsageError(f"{path}:{line}: {error.problem}", remedy=error.remedy) from error
     return labels

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from shardkit.errors import BadImage, UsageError, setting
 from shardkit.options import option
 from shardkit.record import NO_LABEL
-from shardkit.sources.folders import why_left_out
-from shardkit.system.files import as_text, read_small
+from shardkit.sources.folders import LocalFolder
+from shardkit.system.files import read_small
 from shardkit.system.text import amount, quoted
 
 CLASSES_HELP = (
@@ -322,8 +322,7 @@ def read_classes(path: str | bool | None) -> tuple[str, ...] | bool | None:
         return path
     try:
         if os.path.isdir(path):
-            folders = [entry.name for entry in os.scandir(path) if entry.is_dir()]
-            return tuple(sorted(as_text(name) for name in folders if not why_left_out(name)))
+            return tuple(LocalFolder(path).folders())
         content = read_small(Path(path).resolve())
         lines = content.decode("utf-8-sig", errors="surrogateescape").split("\n")
     except OSError as error:

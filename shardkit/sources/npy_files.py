@@ -23,7 +23,7 @@ import numpy.typing as npt
 from shardkit.contracts import LOOSE
 from shardkit.errors import BadImage, UsageError
 from shardkit.sources.driver import Listing
-from shardkit.sources.folders import is_split_name, why_left_out
+from shardkit.sources.folders import LocalFolder, is_split_name
 from shardkit.sources.images import require_machine
 from shardkit.sources.inputs import OpenedFile, reading
 from shardkit.sources.labels import Value, label_of
@@ -331,15 +331,11 @@ def _some_labels(file: tuple[str, str], name: str, array: Array, rows: range) ->
 
 def split_folders(root: Path) -> dict[str, str]:
     """Return the folders named like splits, if all are and one has folders; else the root."""
-    try:
-        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
-    except OSError as error:
-        raise UsageError(f"the source {root} cannot be read: {error.strerror}") from error
-    folders = [name for name in folders if not why_left_out(name)]
-    if not folders or not all(map(is_split_name, folders)):
-        return {"": ""}
-    inner = [entry for name in folders for entry in os.scandir(root / name) if entry.is_dir()]
-    return {name: name for name in folders} if inner else {"": ""}
+    folder = LocalFolder(root)
+    names = folder.folders()
+    has_classes = any(folder.inner(name).folders() for name in names)
+    are_splits = has_classes and all(map(is_split_name, names))
+    return {name: name for name in names} if are_splits else {"": ""}
 
 
 def walk(root: Path, listing: Listing, suffixes: Sequence[str]) -> Iterator[tuple[str, str | None]]:

@@ -77,9 +77,10 @@ _MOST_FEATURES = 1 << 16
 _Value = TypeVar("_Value")
 
 _VARINT = 0
-_FIXED64 = 1
 _BYTES = 2
 _FIXED32 = 5
+_FIXED = {1: 8, _FIXED32: 4}
+"""Bytes of a value of a fixed size, by its type."""
 
 
 @dataclass
@@ -102,10 +103,10 @@ def features(read: Read, start: int, end: int) -> dict[str, Feature]:
     As protocol buffers require, the last one counts if a name occurs twice.
     """
     result: dict[str, Feature] = {}
-    for number, outer in _messages(read, start, end):
+    for number, outer in _messages(read, Range(start, end - start)):
         if number != 1:
             continue
-        for entry, inner in _messages(read, outer.offset, outer.offset + outer.length):
+        for entry, inner in _messages(read, outer):
             if entry == 1:
                 name, feature = _map_entry(read, inner)
                 result[name] = feature
@@ -117,7 +118,7 @@ def features(read: Read, start: int, end: int) -> dict[str, Feature]:
 def _map_entry(read: Read, inside: Range) -> tuple[str, Feature]:
     name = ""
     feature = Feature()
-    for number, value in _messages(read, inside.offset, inside.offset + inside.length):
+    for number, value in _messages(read, inside):
         if number == 1:
             if value.length > 4096:
                 raise _wrong("a feature's name is too long")
@@ -129,12 +130,10 @@ def _map_entry(read: Read, inside: Range) -> tuple[str, Feature]:
 
 def _feature(read: Read, inside: Range) -> Feature:
     feature = Feature()
-    for number, values in _messages(read, inside.offset, inside.offset + inside.length):
+    for number, values in _messages(read, inside):
         if number == 1:
             feature.kind = "bytes"
-            end = values.offset + values.length
-            messages = _messages(read, values.offset, end)
-            feature.ranges += _few(value for n, value in messages if n == 1)
+            feature.ranges += _few(value for n, value in _messages(read, values) if n == 1)
         elif number == 2:
             feature.kind = "float"
             feature.floats += _few(_floats(read, values))
@@ -153,40 +152,24 @@ def _few(values: Iterable[_Value]) -> Iterator[_Value]:
 
 def _integers(read: Read, inside: Range) -> Iterator[int]:
     """Yield the numbers of an Int64List, packed or one by one."""
-    offset = inside.offset
-    end = inside.offset + inside.length
-    while offset < end:
-        tag, offset = _varint(read, offset, end)
-        if tag == 1 << 3 | _VARINT:
+    for number, kind, values in _fields(read, inside):
+        if number != 1 or kind not in (_VARINT, _BYTES):
+            raise _wrong(f"a list of integers has the tag {number << 3 | kind}")
+        offset = values.offset
+        end = offset + values.length
+        while offset < end:
             value, offset = _varint(read, offset, end)
             yield _signed(value)
-        elif tag == 1 << 3 | _BYTES:
-            length, offset = _varint(read, offset, end)
-            stop = offset + length
-            if stop > end:
-                raise _wrong("a list ends outside its message")
-            while offset < stop:
-                value, offset = _varint(read, offset, stop)
-                yield _signed(value)
-        else:
-            raise _wrong(f"a list of integers has the tag {tag}")
 
 
 def _floats(read: Read, inside: Range) -> Iterator[Range]:
     """Yield where the values of a FloatList are, packed or one by one."""
-    offset = inside.offset
-    end = inside.offset + inside.length
-    while offset < end:
-        tag, offset = _varint(read, offset, end)
-        length = 4
-        if tag == 1 << 3 | _BYTES:
-            length, offset = _varint(read, offset, end)
-        elif tag != 1 << 3 | _FIXED32:
-            raise _wrong(f"a list of floats has the tag {tag}")
-        if offset + length > end or length % 4:
-            raise _wrong("a list ends outside its message")
-        yield Range(offset, length)
-        offset += length
+    for number, kind, values in _fields(read, inside):
+        if number != 1 or kind not in (_FIXED32, _BYTES):
+            raise _wrong(f"a list of floats has the tag {number << 3 | kind}")
+        if values.length % 4:
+            raise _wrong(f"a list of floats has {values.length} bytes")
+        yield values
 
 
 def _signed(value: int) -> int:
@@ -194,26 +177,30 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _messages(read: Read, start: int, end: int) -> Iterator[tuple[int, Range]]:
+def _messages(read: Read, inside: Range) -> Iterator[tuple[int, Range]]:
     """Yield number and range of each length-delimited field; skip all others."""
-    offset = start
+    return ((number, value) for number, kind, value in _fields(read, inside) if kind == _BYTES)
+
+
+def _fields(read: Read, inside: Range) -> Iterator[tuple[int, int, Range]]:
+    """Yield number, type and range of each field of a message."""
+    offset = inside.offset
+    end = offset + inside.length
     while offset < end:
         tag, offset = _varint(read, offset, end)
         kind = tag & 7
         if kind == _BYTES:
             length, offset = _varint(read, offset, end)
-            if offset + length > end:
-                raise _wrong("a field ends outside its message")
-            yield tag >> 3, Range(offset, length)
-            offset += length
         elif kind == _VARINT:
-            _, offset = _varint(read, offset, end)
-        elif kind in (_FIXED64, _FIXED32):
-            offset += 8 if kind == _FIXED64 else 4
-            if offset > end:
-                raise _wrong("a field ends outside its message")
+            length = _varint(read, offset, end)[1] - offset
+        elif kind in _FIXED:
+            length = _FIXED[kind]
         else:
             raise _wrong(f"a field has the unknown type {kind}")
+        if offset + length > end:
+            raise _wrong("a field ends outside its message")
+        yield tag >> 3, kind, Range(offset, length)
+        offset += length
 
 
 def _varint(read: Read, offset: int, end: int) -> tuple[int, int]:

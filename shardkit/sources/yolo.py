@@ -21,11 +21,11 @@ from shardkit.kinds.field import Field
 from shardkit.record import Record
 from shardkit.sources.annotated import UPRIGHT, AnnotatedOptions, AnnotatedSource, header_of
 from shardkit.sources.driver import Listing
-from shardkit.sources.folders import is_split_name, why_left_out
+from shardkit.sources.folders import LocalFolder, is_split_name
 from shardkit.sources.labels import classes_option, read_classes
-from shardkit.sources.named_files import NamedListing, Names, is_below
+from shardkit.sources.named_files import NamedListing, Names, is_below, names_in
 from shardkit.sources.recognize import Overview
-from shardkit.system.files import as_name, as_text, read_small
+from shardkit.system.files import as_name, read_small
 from shardkit.system.late import load
 from shardkit.system.text import amount, quoted, shell
 
@@ -297,8 +297,8 @@ class Yolo(AnnotatedSource):
         names = self.names()
         names.find(found)
         self._lists.append(os.path.join(self.root, as_name(found)))
-        lines = read_small(Path(self.root, as_name(found))).decode("utf-8-sig").splitlines()
-        return [_listed_image(self.root, folder, line.strip()) for line in lines if line.strip()]
+        lines = names_in(Path(self.root, as_name(found)))
+        return [_listed_image(self.root, folder, line) for line in lines]
 
     def _without(self, split: str, entry: str) -> list[str]:
         """Return no images for a test split that is not there."""
@@ -384,10 +384,7 @@ def _listed_image(root: str, folder: str, line: str) -> str:
 def _folders(root: str, inside: str) -> list[str]:
     """Return all folders, of which an `Overview` may miss some between many files."""
     path = os.path.join(root, as_name(inside))
-    if not os.path.isdir(path):
-        return []
-    names = sorted(as_text(entry.name) for entry in os.scandir(path) if entry.is_dir())
-    return [name for name in names if not why_left_out(name)]
+    return LocalFolder(path).folders() if os.path.isdir(path) else []
 
 
 def _description_in(root: str) -> Path | None:

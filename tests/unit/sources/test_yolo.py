@@ -317,6 +317,13 @@ def test_classes_may_be_given(tmp_path: Path) -> None:
     refuses(2, "convert", "yolo", tmp_path / "none", tmp_path / "x", "--to", "lmdb")
 
 
+def test_a_list_of_images_must_be_utf_8(tmp_path: Path) -> None:
+    files = {"data.yaml": description(train="list.txt"), "list.txt": b"images/\xe9.jpg\n"}
+    root = make_tree(tmp_path / "data", {**files, "images/a.jpg": JPEG})
+    with refused(UsageError, root / "list.txt"):
+        scan(root)
+
+
 def test_png_images_work(tmp_path: Path) -> None:
     files = {"images/a.png": png(40, 20), "labels/a.txt": ROW}
     assert boxes(scan(make_tree(tmp_path, files)), "") == [[BOX]]
