@@ -21,12 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.contracts import LOOSE
-from shardkit.errors import BadImage, UsageError
+from shardkit.errors import BadImage
 from shardkit.sources.driver import Listing
 from shardkit.sources.folders import LocalFolder, is_split_name
 from shardkit.sources.images import require_machine
 from shardkit.sources.inputs import OpenedFile, reading
 from shardkit.sources.labels import Value, label_of
+from shardkit.sources.zip_file import Member, enter_member, member_in, read_head, read_member
 from shardkit.system import compiled
 from shardkit.system.files import as_text
 from shardkit.system.npy import npy_header
@@ -77,9 +78,7 @@ def opened(path: str, member: str, stamp: int | None = None) -> Iterator[OpenedF
     """Open an .npy file, or a member of an .npz file; ``member`` is "" for the former."""
     with reading(path, stamp) as view:
         if member:
-            with _bad_archive(path):
-                found = _find_member(path, member)
-            view.enter(found.start, found.length, found.packed, found.size)
+            enter_member(view, _find_member(path, member))
         yield view
 
 
@@ -95,28 +94,15 @@ def opened_once(
         if not member:
             yield view
             return
-        with _bad_archive(path):
-            start, length, packed, size, crc = _find_member(path, member)
-        if not packed:
-            view.enter(start, length, packed)
-            if not header:
-                _compare(view, member, crc)
-            yield view
-            return
-        if max(size, length) > _MOST_UNPACKED:
+        found = _find_member(path, member)
+        size = max(found.size, int(found.packed or 0))
+        if found.packed and size > _MOST_UNPACKED:
             raise BadImage(f"{member} has {size:,} bytes, over the limit of {_MOST_UNPACKED:,}")
-        most = min(size, _LONGEST + 12) if header else size
-        try:
-            unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
-            data = unpacker.decompress(view.read(start, length), most + 1)
-        except zlib.error as error:
-            raise BadImage(f"it cannot be unpacked: {error}") from error
-        if len(data) < most or len(data) > size or unpacker.unused_data:
-            raise BadImage(f"{member} does not have the {size} bytes that the archive lists")
-        content = _Bytes(data, size, view.stamp)
-        if not header:
-            _compare(content, member, crc)
-        yield content
+        if header:
+            data = read_head(view, found, _LONGEST + 12)
+        else:
+            data, _ = read_member(view, found, image=False)
+        yield _Bytes(data, found.size, view.stamp)
 
 
 def members(path: str) -> list[str]:
@@ -135,17 +121,12 @@ def require_intact(path: str, member: str) -> None:
     It raises BadImage if they differ; an .npy file has no checksum.
     """
     if member:
+        actual = 0
         with opened(path, member) as view:
-            _compare(view, member, _find_member(path, member).crc)
-
-
-def _compare(view: OpenedFile | _Bytes, member: str, crc: int) -> None:
-    """Compare the bytes of a member with their CRC-32."""
-    actual = 0
-    for offset in range(0, view.size, _CHUNK):
-        actual = zlib.crc32(view.read(offset, _CHUNK), actual)
-    if actual != crc:
-        raise BadImage(f"the CRC-32 of {member} does not match the archive's")
+            for offset in range(0, view.size, _CHUNK):
+                actual = zlib.crc32(view.read(offset, _CHUNK), actual)
+        if actual != _find_member(path, member).checksum:
+            raise BadImage(f"the CRC-32 of {member} does not match the archive's")
 
 
 @contextmanager
@@ -158,38 +139,13 @@ def _bad_archive(path: str) -> Iterator[None]:
         raise BadImage(f"it is not an .npz file: {error}") from error
 
 
-class _Member(NamedTuple):
-    """Where a member of an archive is."""
-
-    start: int
-    length: int
-    """Number of its bytes in the archive."""
-    packed: bool
-    """Whether these are compressed."""
-    size: int
-    """Number of its bytes when unpacked."""
-    crc: int
-    """CRC-32 of the bytes when unpacked."""
-
-
-def _find_member(path: str, member: str) -> _Member:
+def _find_member(path: str, member: str) -> Member:
     """Find a member of an archive."""
-    with zipfile.ZipFile(path) as archive:
-        info = archive.getinfo(f"{member}.npy")
-        if info.flag_bits & 1 or info.compress_type not in (
-            zipfile.ZIP_STORED,
-            zipfile.ZIP_DEFLATED,
-        ):
-            raise ValueError(f"{member} is encrypted, or compressed by an unknown method")
-        assert archive.fp is not None
-        archive.fp.seek(info.header_offset)
-        header = archive.fp.read(30)
-        if len(header) < 30 or header[:4] != b"PK\x03\x04":
-            raise ValueError(f"{member} has no local header")
-        name, extra = struct.unpack_from("<HH", header, 26)
-        packed = info.compress_type == zipfile.ZIP_DEFLATED
-        start = info.header_offset + 30 + name + extra
-        return _Member(start, info.compress_size, packed, info.file_size, info.CRC)
+    with _bad_archive(path), zipfile.ZipFile(path) as archive:
+        found = member_in(archive.getinfo(f"{member}.npy"))
+    if found.why:
+        raise BadImage(f"{member}: {found.why}")
+    return found
 
 
 class _Bytes:

@@ -129,7 +129,7 @@ def _read_directory(path: str, *_: int) -> Directory:
     names = [_name(info) for info in infos]
     has_folders = any("/" in name for name in names)
     for name, info in zip(names, infos, strict=True):
-        _add(directory, name if has_folders else name.replace("\\", "/"), _member(info))
+        _add(directory, name if has_folders else name.replace("\\", "/"), member_in(info))
     return directory
 
 
@@ -155,7 +155,8 @@ def _name(info: ZipInfo) -> str:
     return name.replace("\\", "/") if info.create_system == 0 else name
 
 
-def _member(info: ZipInfo) -> Member:
+def member_in(info: ZipInfo) -> Member:
+    """Return the member that a directory describes."""
     packed = str(info.compress_size) if info.compress_type != ZIP_STORED else ""
     return Member(info.file_size, info.CRC, info.header_offset, packed, _why(info))
 
@@ -341,17 +342,29 @@ class _Walk(Finder):
 def head_of(path: str, member: Member) -> bytes:
     """Return the start of a member."""
     with reading(path) as view:
-        data = view.read(_start(view, member.offset, member.packed), int(member.packed or _HEAD))
-    return _inflated(data, min(member.size, _HEAD)) if member.packed else data[: member.size]
+        return read_head(view, member, _HEAD)
 
 
-def _start(view: OpenedFile, offset: int, packed: str) -> int:
-    """Return where the content of a member starts, given the offset of its header."""
-    head = view.read(offset, _LOCAL.size).ljust(_LOCAL.size)
+def read_head(view: OpenedFile, member: Member, most: int) -> bytes:
+    """Return at most so many bytes of a member's start, which nothing has checked."""
+    most = min(member.size, most)
+    data = view.read(_start(view, member), int(member.packed or most))
+    return _inflated(data, most) if member.packed else data
+
+
+def enter_member(view: OpenedFile, member: Member) -> None:
+    """Go on with the content of a member; see `OpenedFile.enter`."""
+    packed = int(member.packed or member.size)
+    view.enter(_start(view, member), packed, bool(member.packed), member.size)
+
+
+def _start(view: OpenedFile, member: Member) -> int:
+    """Return where the content of a member starts."""
+    head = view.read(member.offset, _LOCAL.size).ljust(_LOCAL.size)
     signature, method, name, extra = _LOCAL.unpack(head)
-    if signature != b"PK\3\4" or method != (ZIP_DEFLATED if packed else ZIP_STORED):
+    if signature != b"PK\3\4" or method != (ZIP_DEFLATED if member.packed else ZIP_STORED):
         raise BadImage("the archive does not contain this member: it is damaged or has changed")
-    return offset + _LOCAL.size + int(name) + int(extra)
+    return member.offset + _LOCAL.size + int(name) + int(extra)
 
 
 def _inflated(data: bytes, most: int) -> bytes:
@@ -372,7 +385,7 @@ def read_member(view: OpenedFile, member: Member, *, image: bool = True) -> tupl
 
     If ``image``, a large one is not unpacked unless it starts like an image.
     """
-    start = _start(view, member.offset, member.packed)
+    start = _start(view, member)
     data = view.read(start, int(member.packed or member.size))
     if member.packed:
         if image and member.size > _HEAD:
@@ -409,9 +422,7 @@ def open_member(at: ZipFolder) -> io.RawIOBase:
         member = at.member()
         view = OpenedFile(at.path, ahead=_HEAD)
         try:
-            start = _start(view, member.offset, member.packed)
-            packed = int(member.packed or member.size)
-            view.enter(start, packed, bool(member.packed), member.size)
+            enter_member(view, member)
         except BaseException:
             view.close()
             raise
