@@ -60,6 +60,7 @@ class ConversionFingerprint:
         """Write the fingerprint to ``folder``; the plan, with the digest, last."""
         with published(folder / _FILES) as temporary, temporary.open("xb") as file:
             digest = self._digest(file.write)
+        vars(self)["digest"] = digest  # it is cached, so the files need not be listed again
         write_atomically(folder / _PLAN, dump_json({"digest": digest, **self._rest}))
 
     def _digest(self, write: Callable[[bytes], object]) -> str:
