@@ -30,6 +30,7 @@ from shardkit.options import Option, make, options_of
 from shardkit.record import DATASET_FILE, Record, is_raw
 from shardkit.system.npy import npy_header
 from shardkit.system.packages import version_of
+from shardkit.system.strings import UTF8, join_strings, split_strings
 
 if TYPE_CHECKING:
     from shardkit.sources.recognize import Overview
@@ -74,8 +75,6 @@ _AT_ONCE = 4096
 
 _HELD = 1 << 18
 """Packed entries of `StoredEntries` to hold in memory: 27 MB."""
-
-_UTF8 = ("utf-8", "surrogateescape")
 
 
 class PackedEntries(Sequence[Entry]):
@@ -164,11 +163,7 @@ class PackedEntries(Sequence[Entry]):
         return zip(self.paths(), self.numbers("bytes"), self.numbers("stamp"), sums, strict=True)
 
     def _texts(self, starts: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> list[str]:
-        text = self._text
-        spans = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
-        if isinstance(text, str):
-            return [text[start:end] for start, end in spans]
-        return [text[start:end].decode(*_UTF8) for start, end in spans]
+        return split_strings(self._text, starts, starts + lengths)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -195,7 +190,7 @@ class PackedEntries(Sequence[Entry]):
                     text[at_values : at_values + values],
                 )
                 if isinstance(text, bytes):
-                    texts = [text.decode(*_UTF8) for text in texts]
+                    texts = [text.decode(*UTF8) for text in texts]
                 yield Entry._make((*texts[:2], *numbers, texts[2]))
 
     def __eq__(self, other: object) -> bool:
@@ -212,13 +207,13 @@ def _packed(paths: Sequence[str], keys: Sequence[str], *columns: Any) -> tuple[b
     """Return texts and numbers of entries, given the columns of `Entry`."""
     *numbers, values = columns
     packed = np.zeros(len(paths), NUMBERS)
-    texts = [text.encode(*_UTF8) for each in zip(paths, keys, values, strict=True) for text in each]
-    lengths = np.fromiter(map(len, texts), np.uint32, len(texts)).reshape(-1, 3)
-    for number, name in enumerate(("path", "key", "values")):
-        packed[name] = lengths[:, number]
-    for name, column in zip(("label", "bytes", "stamp", "place"), numbers, strict=True):
+    each = zip(paths, keys, values, strict=True)
+    text, ends = join_strings([*itertools.chain.from_iterable(each)])
+    lengths = np.diff(ends, prepend=0).reshape(-1, 3).T
+    names = ("path", "key", "values", "label", "bytes", "stamp", "place")
+    for name, column in zip(names, (*lengths, *numbers), strict=True):
         packed[name] = column
-    return b"".join(texts), _end_to_end(packed)
+    return text.tobytes(), _end_to_end(packed)
 
 
 def text_lengths(numbers: _Numbers) -> npt.NDArray[np.int64]:

@@ -16,7 +16,7 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, overload
@@ -38,6 +38,7 @@ from shardkit.record import ABSENT, IMAGE, LABEL, MAX_KEY_BYTES, NO_LABEL, STORE
 from shardkit.system import compiled
 from shardkit.system.npy import NpyWriter, StoredValues, map_npy
 from shardkit.system.safe_paths import UNFIT
+from shardkit.system.strings import UTF8, join_strings, split_strings
 from shardkit.system.text import as_command
 
 ROW = np.dtype(
@@ -80,7 +81,6 @@ _STRINGS = ("keys", "paths")
 _ENDS, _PRESENT = (f"{ending}.npy" for ending in ENDINGS[1:3])
 
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
-_SURROGATES = "surrogateescape"
 
 _HELD = 16 << 20
 """Maximum bytes of a column to hold in memory."""
@@ -211,7 +211,7 @@ class StringTable(Sequence[str]):
     `bytes.decode`. Access raises CorruptDataset if a bound is damaged or the file unreadable.
     """
 
-    def __init__(self, text: _Values, ends: _Values, errors: str = _SURROGATES) -> None:
+    def __init__(self, text: _Values, ends: _Values, errors: str = UTF8[1]) -> None:
         self._text = text
         self._ends = ends
         self._errors = errors
@@ -236,25 +236,11 @@ class StringTable(Sequence[str]):
         for start in range(0, len(self), _RUN):
             yield from self._run(start, min(start + _RUN, len(self)))
 
-    def find(self, wanted: str) -> int | None:
-        """Return the first row with a string, or None; faster than comparing all."""
-        data = wanted.encode(*_UTF8)
-        for start in range(0, len(self), _RUN):
-            stop = min(start + _RUN, len(self))
-            if data in self._span(start, stop)[1]:
-                for row, text in enumerate(self._run(start, stop), start):
-                    if text == wanted:
-                        return row
-        return None
-
     def _run(self, start: int, stop: int) -> list[str]:
         """Return the strings of neighboring rows, read in one piece."""
         bounds, text = self._span(start, stop)
-        errors = self._errors
         try:
-            return [
-                text[begin:end].decode("utf-8", errors) for begin, end in pairwise(bounds.tolist())
-            ]
+            return split_strings(text, bounds[:-1], bounds[1:], self._errors)
         except UnicodeDecodeError as error:
             raise damaged_index(f"a text of rows {start} to {stop - 1} is not UTF-8") from error
 
@@ -578,10 +564,8 @@ def _arrays(segment: IndexSegment) -> dict[str, npt.NDArray[Any]]:
     arrays: dict[str, npt.NDArray[Any]] = {ROWS_NAME: segment.rows}
     arrays |= {entries_file(name): entries for name, entries in segment.apart.items()}
     for name in _STRINGS:
-        texts = [text.encode(*_UTF8) for text in getattr(segment, name)]
-        text_name, ends_name = string_files(name)
-        arrays[text_name] = np.frombuffer(b"".join(texts), np.uint8)
-        arrays[ends_name] = np.cumsum([len(text) for text in texts], dtype=np.int64)
+        strings = join_strings(getattr(segment, name))
+        arrays |= zip(string_files(name), strings, strict=True)
     for name, column in segment.columns.items():
         files = dict(zip(ENDINGS, column_files(name), strict=True))
         arrays |= {files[ending]: array for ending, array in column.arrays().items()}
@@ -600,10 +584,6 @@ def _entries(segments: Sequence[IndexSegment], name: str) -> Rows:
     if len(entries) == 1:
         return entries[0]
     return np.concatenate(entries) if entries else np.zeros(0, ROW)
-
-
-_UTF8 = ("utf-8", _SURROGATES)
-"""Encoding of strings: file names that are not UTF-8 keep their bytes."""
 
 
 def entries_file(field: str) -> str:

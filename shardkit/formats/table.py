@@ -7,7 +7,6 @@ leaves all others to the readers in Python, which explain what is wrong with the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from shardkit.contracts import Range
 from shardkit.system.compiled import WalkResult
+from shardkit.system.strings import split_strings
 
 Integers = npt.NDArray[np.int64]
 
@@ -39,12 +39,9 @@ class Table(NamedTuple):
 
     def keys(self) -> list[str]:
         """Return the key of each row; UnicodeDecodeError if one is not UTF-8."""
-        bounds = (np.concatenate([[self.start], self.ends]) - self.start).tolist()
+        bounds = np.concatenate([[self.start], self.ends]) - self.start
         text = self.text[self.start : self.start + bounds[-1]]
-        if text.isascii():
-            decoded = text.decode("ascii")
-            return [decoded[start:end] for start, end in pairwise(bounds)]
-        return [text[start:end].decode() for start, end in pairwise(bounds)]
+        return split_strings(text, bounds[:-1], bounds[1:], "strict")
 
     def take(self, rows: range) -> Table:
         """Return the table of some neighboring rows."""

@@ -32,8 +32,9 @@ def find_row(shards: ShardSet, text: str) -> int:
             raise UsageError(f"{error}; to select a key, write `{KEY_MARK}{text}`") from None
     key = text.removeprefix(KEY_MARK)
     for names in (shards.keys, shards.paths):
-        if (row := names.find(key)) is not None:
-            return row
+        for row, name in enumerate(names):
+            if name == key:
+                return row
     raise UsageError(
         f"{shards.directory} has no record {quoted(key)};",
         remedy=f"pass a row from 0 to {len(shards) - 1}, or a key as `shardkit report` and "
