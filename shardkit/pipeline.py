@@ -74,10 +74,10 @@ def convert_record(
     ``schema`` has the fields of all records; ``proven`` states that the image certainly decodes
     without a warning. BadImage if an image fails the check, or cannot be converted as requested.
     """
-    others = _others(schema)
     if recipe.copy:
         noted = _NOTED.search(record.fields.get(META_FIELD, b""))
-        return ConvertedRecord(record, _notes_in(record.meta, others) if noted else {})
+        return ConvertedRecord(record, _notes_in(record.meta, _others(schema)) if noted else {})
+    others = _others(schema)
     if recipe.max_pixels is None:
         return _convert(recipe, record, schema, others, proven=proven)
     with pixels_up_to(recipe.max_pixels):

@@ -439,11 +439,11 @@ def _cuts(
     """Return the first row of each shard, then the number of rows; and the bytes of each shard."""
     cuts = [0]
     totals = list[int]()
-    rows = 0
-    total = 0
+    rows = total = 0
+    limit = options.shard_samples
+    most = options.shard_bytes
     for count in sizes:
-        limit = options.shard_samples
-        full = rows == limit if limit else total + count > options.shard_bytes
+        full = rows == limit if limit else total + count > most
         if (full or cuts[-1] + rows in starts) and rows:
             cuts.append(cuts[-1] + rows)
             totals.append(total)
