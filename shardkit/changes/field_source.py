@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -84,35 +84,37 @@ class LayerSource(Source):
 
         BadImage if a value cannot be read, or is not one of its field.
         """
-        found = [values.read(entry.place) for values in self._values]
-        return self._record(entry.path, entry.key, found)
+        found = [values.read(entry.place).items() for values in self._values]
+        columns = {name: [value] for name, value in chain.from_iterable(found)}
+        return self._records([entry.path], [entry.key], columns)[0]
 
     def read_together(self, split: str, entries: Sequence[Entry]) -> Sequence[Record | None]:
         """Return the records of rows; none if a value does not fit its field."""
         packed = as_packed(entries)
         rows = packed.numbers("place")
         with contextlib.suppress(BadImage):  # `read` tells which one
-            found = [values.read_together(rows) or () for values in self._values]
+            found = [values.read_together(rows) or {} for values in self._values]
             if all(found):
-                by_row = zip(*found, strict=True)
-                return [*map(self._record, packed.paths(), packed.keys(), by_row)]
+                columns = dict(chain.from_iterable(values.items() for values in found))
+                return self._records(packed.paths(), packed.keys(), columns)
         return super().read_together(split, entries)
 
-    def _record(self, path: str, key: str, found: Iterable[Mapping[str, Any]]) -> Record:
-        """Return the record of a row with the values of each provider."""
-        fields: dict[str, bytes] = {}
-        meta: dict[str, Any] = {}
-        for values in found:
-            for name, value in values.items():
-                if value is None:
-                    continue
-                stored, content = pack(name, self.schema[name], value)
-                if stored:
-                    fields[stored] = content
-                else:
-                    meta[name] = content
-        fields[META_FIELD] = dump_json({"path": path, **meta}) if meta else path_meta(path)
-        return Record(key, fields)
+    def _records(
+        self, paths: Sequence[str], keys: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[Record]:
+        """Return the records of rows, given a value of each, or None, by field."""
+        fields: list[dict[str, bytes]] = [{} for _ in keys]
+        metas: list[dict[str, Any]] = [{} for _ in keys]
+        for name, values in columns.items():
+            field = self.schema[name]
+            stored = field.stored_name(name)
+            homes: Sequence[dict[str, Any]] = fields if stored else metas
+            for home, value in zip(homes, values, strict=True):
+                if value is not None:
+                    _, home[stored or name] = pack(name, field, value)
+        for path, its, meta in zip(paths, fields, metas, strict=True):
+            its[META_FIELD] = dump_json({"path": path, **meta}) if meta else path_meta(path)
+        return [*map(Record, keys, fields)]
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the row."""

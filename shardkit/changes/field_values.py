@@ -48,8 +48,8 @@ class FieldValues(ABC):
         BadImage if they cannot be read.
         """
 
-    def read_together(self, rows: Sequence[int]) -> Sequence[Mapping[str, Any]] | None:
-        """Return the values of rows, as `read` does of each; None if that takes no less time."""
+    def read_together(self, rows: Sequence[int]) -> Mapping[str, Sequence[Any]] | None:
+        """Return a value of each row, or None, by field; None if that takes no less time."""
         return None
 
     @abstractmethod
@@ -129,16 +129,16 @@ class FileValues(FieldValues):
 
     def read(self, row: int) -> Mapping[str, Any]:
         """Return the value of a row."""
-        return self.read_together([row])[0]
+        return {name: value for name, (value,) in self.read_together([row]).items()}
 
-    def read_together(self, rows: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+    def read_together(self, rows: Sequence[int]) -> Mapping[str, Sequence[Any]]:
         """Return the values of rows; a file is opened once for neighbors in it."""
-        found: list[Mapping[str, Any]] = []
+        found: list[Any] = []
         for number, group in groupby(rows, partial(bisect_right, self._stops)):
             file = self._files[number]
             first = self._stops[number] - file.array.rows
-            found += [{self._name: value} for value in file.read(row - first for row in group)]
-        return found
+            found += file.read(row - first for row in group)
+        return {self._name: found}
 
     def sizes(self, rows: range) -> Sequence[int]:
         """Return the bytes of rows."""

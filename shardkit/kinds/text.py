@@ -27,7 +27,7 @@ class _Text(Kind):
         """Return the stored name and the text in UTF-8."""
         if not isinstance(value, str):
             raise TypeError(f"its type is {type(value).__name__}, not text")
-        return str(field.stored_name(name)), value.encode()
+        return str(self.stored_name(name)), value.encode()
 
     def parse(self, field: Field, data: bytes) -> str:
         """Return the text in a file."""

@@ -50,7 +50,7 @@ _PIXEL = re.compile(r"pixel_?[0-9]+\Z|[0-9]+x[0-9]+\Z", re.IGNORECASE)
 _BOXES = re.compile(r"(.+):(xyxy|xywh)\Z")
 _INT = re.compile(r"-?(0|[1-9][0-9]{0,17})\Z")
 _FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)\Z")
-_ANY_TEXT = "any text"
+ANY_TEXT = "any text"
 """The kind of a text in a table of texts: all values of the column are texts then."""
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".JPG", ".webp", ".tif", ".bmp")
@@ -602,7 +602,7 @@ def _is_there(kept: Kept, value: object) -> bool:
 
 def kind_of_cells(kinds: Set[str]) -> str:
     """Return the kind of a column, given what `kinds_in` found in its cells."""
-    if _ANY_TEXT in kinds:
+    if ANY_TEXT in kinds:
         return "text"
     if len(kinds) < 2:
         return next(iter(kinds), "text")
@@ -628,7 +628,7 @@ def _kinds_of_text(value: str) -> set[str]:
     """Return the kinds that a text decides: ``007`` is a text, and so are all others then."""
     if not value:
         return set()
-    return {"int64" if _INT.match(value) else "float64" if _FLOAT.match(value) else _ANY_TEXT}
+    return {"int64" if _INT.match(value) else "float64" if _FLOAT.match(value) else ANY_TEXT}
 
 
 def typed(kind: str, text: str, where: str) -> Any:
