@@ -52,6 +52,7 @@ from shardkit import (
     upload,
     verify,
 )
+from shardkit.changes import field_table
 from shardkit.errors import BadImages, CorruptDataset, StateMismatch
 from shardkit.verification.reindex import reindex
 
@@ -435,6 +436,49 @@ def test_lists_of_one_length_become_arrays_of_one_shape(made: Path, tmp_path: Pa
         stored = np.array([value.numpy() for (value,) in read(made, name)])
         assert np.array_equal(stored, np.reshape(lists, shape))
     assert verify(made, against=[by_line, tmp_path / "lists.csv"]).ok
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_columns_of_any_values_come_back(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, at_once: int
+) -> None:
+    monkeypatch.setattr(field_table, "_AT_ONCE", at_once)
+    values: dict[str, list[Any]] = {
+        "text": ["plain", "café", 'a "b", c', "", "中文 \U0001f600", "007"],
+        "count": [3, -1, 0, 2**40, 5, 6],
+        "score": [0.5, 1e-7, -2.25, 1e30, 0.1, 3.0],
+        "note": ["x", None, "y", None, None, "z"],
+        "kind": ["one", "two", "one", "one", "two", "two"],
+    }
+    rows = [
+        {"path": path, **dict(zip(values, row, strict=True))}
+        for path, row in zip(paths_of(made), zip(*values.values(), strict=True), strict=True)
+    ]
+    source = tmp_path / f"values{suffix}"
+    if suffix == ".csv":
+        table(source, rows[::-1])
+    else:
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    note = "note:json?" if suffix == ".jsonl" else "note:text?"
+    fields.add(made, source, field=["text", "count", "score", note])
+    fields.replace(made, source, field=["label=kind"])
+    missing = "" if suffix == ".csv" else None  # an empty cell is a text
+    values["note"] = [missing if value is None else value for value in values["note"]]
+    values["kind"] = [["one", "two"].index(name) for name in values["kind"]]
+    names = ("text", "count", "score", "note", "label")
+    assert read(made, *names) == [*zip(*values.values(), strict=True)]
+    assert verify(made).ok
+
+
+def test_a_key_is_refused_that_an_earlier_batch_has(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(field_table, "_AT_ONCE", 2)
+    rows = [{"path": path, "caption": "x"} for path in paths_of(made)]
+    twice = table(tmp_path / "a.csv", [*rows[:3], rows[0], *rows[3:]])
+    with refused(UsageError, "a.csv:5", rows[0]["path"]):
+        fields.add(made, twice, field=["caption"])
 
 
 def test_missing_unknown_and_repeated_keys_are_named(made: Path, tmp_path: Path) -> None:

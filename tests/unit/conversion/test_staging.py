@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from helpers import make_folder, make_tree, tree
@@ -209,6 +210,14 @@ def test_a_damaged_plan_is_not_a_traceback(tmp_path: Path) -> None:
         except ShardkitError:
             continue
         assert json.loads((place.state / "plan.json").read_bytes())["digest"] == terms("one").digest
+
+
+def test_a_saved_fingerprint_lists_its_files_once(tmp_path: Path) -> None:
+    files = Mock(items=Mock(side_effect=FILES.items))
+    saved = replace(terms("one"), files=files)
+    saved.save(tmp_path)
+    assert saved.digest == replace(terms("one"), files=FILES).digest
+    files.items.assert_called_once()
 
 
 def test_an_interrupted_publication_is_not_discarded(tmp_path: Path) -> None:
