@@ -26,7 +26,6 @@ _PUBLIC = {
     "reporting.report": "report",
     "sampling.order": "BlockShuffle",
     "sampling.ranks": "Rank",
-    "sources.samples": "Sample",
     "torch.batch_size": "find_batch_size",
     "orders.buckets": "Buckets",
     "torch.data.collate": "collate",

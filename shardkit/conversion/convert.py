@@ -129,7 +129,7 @@ def convert(
     Args:
         source: A folder, or its URL in an object store, with one folder per class, or only images,
             or splits of either; or another `shardkit.contracts.Source`; or samples: a sequence or
-            iterable, such as a PyTorch dataset, of dicts, `shardkit.Sample` objects or tuples of
+            iterable, such as a PyTorch dataset, of tuples or dicts (perhaps with a ``key``) of
             images (bytes, paths, PIL images), arrays, tensors, numbers and texts. An iterable is
             read once, into a temporary file.
         target: A directory that is new, is empty, or (with ``force``) contains a dataset to

@@ -51,28 +51,12 @@ FIRST = "first"
 """The entry of a description with the number of samples before these."""
 
 
-class Sample:
-    """A sample with its own key: ``Sample(key="cat/7", image=..., label=...)``."""
-
-    def __init__(self, key: str | None = None, **fields: Any) -> None:
-        if key is not None and not isinstance(key, str):
-            raise UsageError(
-                f"Sample(key={shortened(repr(key), _LONGEST)}) must be a string",
-                remedy='pass the key and fields by keyword: Sample(key="cat/7", image=..., '
-                "label=...)",
-            )
-        self.key = key
-        """The record's key; None means the sample's number."""
-        self.fields = fields
-        """The value of each field; None where the sample lacks it."""
-
-
 class Samples(Source):
     """A sequence of samples as a `shardkit.contracts.Source`.
 
     ``samples`` is any object with ``len()`` and ``[number]``, picklable for several workers; or an
-    iterable, which is read once, into a temporary file. Each sample is a dict of values by field, a
-    `Sample`, or a tuple.
+    iterable, which is read once, into a temporary file. Each sample is a tuple, or a dict of values
+    by field, perhaps with its own ``key``.
     """
 
     kind = SAMPLES
@@ -221,11 +205,11 @@ class Samples(Source):
             raise_interruption(error)
             reason = shortened(f"{type(error).__name__}: {error}", _LONGEST)
             raise BadImage(f"it cannot be read: {reason}") from error
-        if isinstance(sample, Sample):
-            return sample.key, sample.fields
         if isinstance(sample, Mapping):
             values = {name: _file(value) for name, value in sample.items()}
             key = values.pop("key", None)
+            if not isinstance(key, str | int | np.integer | None):
+                raise BadImage(f"its key {quoted(key)} is neither text nor an integer")
             return None if key is None else str(key), values
         if isinstance(sample, tuple):
             names = self._names or _PAIR
@@ -234,7 +218,7 @@ class Samples(Source):
             raise BadImage(
                 f"it has {len(sample)} values, but {setting('fields')} lists {len(names)}"
             )
-        raise BadImage(f"it is of type {type(sample).__name__}, not a dict, tuple or Sample")
+        raise BadImage(f"it is of type {type(sample).__name__}, not a dict or tuple")
 
     def _complete(self, fields: Mapping[str, Field | str]) -> dict[str, Field]:
         """Return the schema: the fields of the first sample, and those that are stated."""

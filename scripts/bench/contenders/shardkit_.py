@@ -17,7 +17,6 @@ from shardkit import (
     CenterCrop,
     Field,
     RandomResizedCrop,
-    Sample,
     ShardDataset,
     convert,
     make_loader,
@@ -86,10 +85,10 @@ class _Latents:
     def __len__(self) -> int:
         return len(self.entries)
 
-    def __getitem__(self, row: int) -> Sample:
+    def __getitem__(self, row: int) -> dict[str, Any]:
         path, label = self.entries[row]
         latent = np.load(self.folder / path)
-        return Sample(key=path.removesuffix(".npy"), latent=latent, label="ab"[label])
+        return {"key": path.removesuffix(".npy"), "latent": latent, "label": "ab"[label]}
 
 
 def _convert(folder: Path, target: Path, recipe: dict[str, Any]) -> None:

@@ -28,7 +28,6 @@ from stated import done, restate_json, stated
 
 from shardkit import (
     Field,
-    Sample,
     ShardDataset,
     UsageError,
     append,
@@ -314,8 +313,8 @@ def test_datasets_of_samples_are_appended_to_each_other(tmp_path: Path) -> None:
         assert np.array_equal(np.asarray(Image.open(path)), pixels(seed=int(stem)))
 
 
-def _labeled(*labels: str) -> list[Sample]:
-    return [Sample(f"{label}/1", image=pixels(seed=1), label=label) for label in labels]
+def _labeled(*labels: str) -> list[dict[str, Any]]:
+    return [{"key": f"{label}/1", "image": pixels(seed=1), "label": label} for label in labels]
 
 
 def _of(*classes: str) -> dict[str, Field]:
@@ -342,9 +341,9 @@ def test_samples_of_new_classes_are_appended(tmp_path: Path) -> None:
 def test_unfinished_work_of_another_command_is_named(tmp_path: Path) -> None:
     place = tmp_path / "made"
     convert(_labeled("cat"), place, to="lmdb", schema=_of("cat"))
-    bad = Sample("bad", image=b"x", label="cat")
+    bad = {"key": "bad", "image": b"x", "label": "cat"}
     with refused(BadImages):
-        append(place, [Sample("a", image=pixels(seed=2), label="cat"), bad], shard_samples=1)
+        append(place, [{**bad, "key": "a", "image": pixels(seed=2)}, bad], shard_samples=1)
     with refused(UsageError, place, "append", "force=True"):
         fields.replace(place, {"label": ["cat"]})
     assert fields.replace(place, {"label": ["cat"]}, force=True).written

@@ -34,7 +34,7 @@ from PIL import Image
 from refusals import refused, refuses
 from stated import restate_json
 
-from shardkit import Field, Sample, UsageError, convert, export
+from shardkit import Field, UsageError, convert, export
 from shardkit.errors import ConversionFailed, CorruptDataset
 from shardkit.exporting.output import OutputFolder
 from shardkit.testing.tools import call_in
@@ -126,7 +126,7 @@ def test_other_sources_get_class_folders_and_suffixes(tmp_path: Path) -> None:
 
 def test_a_sample_whose_key_cannot_name_a_file_is_exported_by_number(tmp_path: Path) -> None:
     keys = ["plain/a", "/data/b.png", "https://host/c", "../d", ".hidden", "é" * 200]
-    samples = [Sample(key, image=png(seed=seed)) for seed, key in enumerate(keys)]
+    samples = [{"key": key, "image": png(seed=seed)} for seed, key in enumerate(keys)]
     convert(samples, tmp_path / "made", to="lmdb")
     for layout in ("imagefolder", "csv"):
         export(tmp_path / "made", tmp_path / layout, layout=layout)

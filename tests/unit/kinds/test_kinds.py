@@ -16,7 +16,7 @@ from PIL import Image
 from refusals import refused
 from table import for_each
 
-from shardkit import Field, Sample, UsageError, convert, export, open_dataset, verify
+from shardkit import Field, UsageError, convert, export, open_dataset, verify
 from shardkit.dataset.shardset import open_shards
 from shardkit.errors import BadImages
 from shardkit.kinds import field as fields
@@ -67,7 +67,7 @@ def interval(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("interval")
 @pytest.mark.parametrize("to", ["lmdb", "hdf5", "webdataset"])
 def test_a_new_kind_is_converted_verified_read_and_exported(tmp_path: Path, to: Any) -> None:
-    samples = [Sample(f"r{n}", interval=(n, n + 0.5), number=n) for n in range(5)]
+    samples = [{"key": f"r{n}", "interval": (n, n + 0.5), "number": n} for n in range(5)]
 
     convert(samples, tmp_path / "out", to=to, schema={"interval": Field("interval")}, workers=1)
 

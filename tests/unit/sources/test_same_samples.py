@@ -43,7 +43,7 @@ from foreign import (
 )
 from helpers import invoke, tree
 
-from shardkit import Field, Sample, convert, export, open_dataset, open_source
+from shardkit import Field, convert, export, open_dataset, open_source
 
 CLASSES = ("bird", "cat", "dog")
 
@@ -141,7 +141,7 @@ def digest_of(images: Images, names: Iterable[str]) -> str:
     """Return the content digest of a dataset of images and labels that have these names."""
     classes = sorted({class_of(name) for name in images})
     samples = [
-        Sample(name, image=data, label=classes.index(class_of(path)))
+        {"key": name, "image": data, "label": classes.index(class_of(path))}
         for name, (path, data) in zip(names, images.items(), strict=True)
     ]
     schema = {"label": Field("label", classes=tuple(classes))}

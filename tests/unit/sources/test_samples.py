@@ -27,7 +27,7 @@ from refusals import refused
 from table import for_each
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from shardkit import Field, Sample, UsageError, convert, open_dataset, verify
+from shardkit import Field, UsageError, convert, open_dataset, verify
 from shardkit.dataset.shardset import ShardSet, open_shards
 from shardkit.errors import BadImages
 from shardkit.sources.samples import Samples
@@ -325,10 +325,10 @@ def test_values_come_back(tmp_path: Path) -> None:
     assert (rows["blob"], rows["score"], rows["caption"], rows["image"]) == (3, 3, 3, 4)
 
 
-@for_each("key", [7, b"7", {"image": 1}])
-def test_a_key_that_is_no_text_is_refused(key: Any) -> None:
-    with refused(UsageError, "key="):
-        Sample(key=key)
+@for_each("key", [b"7", {"image": 1}, 0.5])
+def test_a_key_that_is_no_text_is_refused(key: Any, tmp_path: Path) -> None:
+    with refused(UsageError, "key", str(key)):
+        convert([{"key": key, "text": "a"}], tmp_path / "out", to="lmdb")
 
 
 def test_bfloat16_tensors_give_their_values(tmp_path: Path) -> None:
@@ -353,9 +353,9 @@ def test_bfloat16_tensors_give_their_values(tmp_path: Path) -> None:
 
 
 def test_samples_may_have_keys(tmp_path: Path) -> None:
-    samples = [Sample(key="x/1", text="a"), {"key": "y", "text": "b"}, {"text": "c"}]
+    samples = [{"key": "x/1", "text": "a"}, {"key": 7, "text": "b"}, {"text": "c"}]
     convert(samples, tmp_path / "out", to="lmdb", shuffle=False)
-    assert list(shards(tmp_path / "out").keys) == ["x/1", "y", "000000002"]
+    assert list(shards(tmp_path / "out").keys) == ["x/1", "7", "000000002"]
 
 
 @for_each("label", [0.5, 1e300, float("nan")])

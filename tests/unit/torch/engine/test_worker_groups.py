@@ -12,7 +12,7 @@ import torch
 from helpers import make_dataset, make_tree, png
 from loading import prints_of
 
-from shardkit import Sample, collate, convert, make_loader, open_dataset
+from shardkit import collate, convert, make_loader, open_dataset
 from shardkit.torch.engine import fetch, preflight
 from shardkit.torch.engine.fetch import Fetch
 from shardkit.torch.engine.options import LoaderOptions
@@ -57,7 +57,7 @@ def test_each_block_of_a_batch_has_reused_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = [
-        Sample(key=str(n), one=np.full(9, n), two=np.full((2, 8), -n, "f4")) for n in range(ROWS)
+        {"key": str(n), "one": np.full(9, n), "two": np.full((2, 8), -n, "f4")} for n in range(ROWS)
     ]
     convert(samples, tmp_path / "arrays", to="lmdb")
     memory, received = list[bool](), Ring.receive
