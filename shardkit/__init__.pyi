@@ -19,7 +19,7 @@ from shardkit.contracts import Source
 from shardkit.conversion.convert import Converted
 from shardkit.errors import ShardkitError as ShardkitError
 from shardkit.errors import UsageError as UsageError
-from shardkit.exporting.export import export as export
+from shardkit.exporting.export import Exported, LayoutName
 from shardkit.kinds.field import Field as Field
 from shardkit.measure.bench.report import BenchReport
 from shardkit.measure.doctor.examination import Watch as _Watch
@@ -819,6 +819,36 @@ def convert(
         BadImages: If images are bad and ``on_error`` is ``fail``. Shards without bad images are
             kept for the next run.
         DiskFull: If the disk lacks space.
+        ConversionFailed: If writing fails.
+    """
+
+def export(
+    directory: str | Path,
+    target: str | Path,
+    *,
+    layout: LayoutName = "imagefolder",
+    raw_as_png: bool = False,
+    on_progress: Report | None = None,
+) -> Exported:
+    """Write the images of a dataset as the files of its source, or as tables or tar archives.
+
+    Every image has the bytes that the dataset stores, and is verified with its checksum. The files
+    appear in ``target`` all at once, when they are complete; repeat an interrupted call to start
+    over. Repeating a finished call compares the files and changes nothing.
+
+    Args:
+        directory: The dataset, perhaps of splits.
+        target: A folder that does not exist, is empty, or contains exactly these files.
+        layout: imagefolder: files of the source, by class. csv: images and metadata.csv. parquet:
+            for Hugging Face datasets. webdataset: tar archives. yolo: images, labels and data.yaml.
+            One of ``csv``, ``imagefolder``, ``parquet``, ``webdataset``, ``yolo``.
+        raw_as_png: Export raw pixels and planes as PNG files with the same pixels.
+        on_progress: Called with the progress since the last call.
+
+    Raises:
+        UsageError: If ``target`` is not empty, the layout cannot represent a field, a source path
+            cannot be the name of a file below ``target``, or two of these names are the same.
+        CorruptDataset: If the dataset is damaged.
         ConversionFailed: If writing fails.
     """
 

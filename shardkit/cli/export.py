@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from shardkit.cli.options import Options, argument, command_option
+from shardkit.cli.options import argument, click_options
 from shardkit.cli.printing import line, progress_bar
 from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
-from shardkit.exporting.export import LAYOUTS, Exported, LayoutName, export
+from shardkit.exporting.export import Exported, ExportOptions, export
 from shardkit.system.text import amount, size
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions(Options):
-    """Options of `shardkit export`."""
-
-    layout: LayoutName = command_option(
-        "imagefolder",
-        help="imagefolder: files of the source, by class. csv: images and metadata.csv. parquet: "
-        "for Hugging Face datasets. webdataset: tar archives. yolo: images, labels and data.yaml.",
-        choices=tuple(sorted(LAYOUTS)),
-    )
-    raw_as_png: bool = command_option(
-        False, help="Export raw pixels and planes as PNG files with the same pixels."
-    )
-
-
-@command("export", argument("dataset"), argument("folder"), options=(ExportOptions,))
-def export_command(run: Run, options: ExportOptions, *, dataset: Path, folder: Path) -> None:
+@command("export", argument("dataset"), argument("folder"), *click_options(ExportOptions))
+def export_command(run: Run, *, dataset: Path, folder: Path, **words: Any) -> None:
     """Write the images of DATASET to a new FOLDER, bit for bit.
 
     The imagefolder layout restores the source of `convert imagefolder`, including file names,
@@ -43,13 +29,7 @@ def export_command(run: Run, options: ExportOptions, *, dataset: Path, folder: P
       shardkit export dataset hub --layout parquet
     """
     with progress_bar(run, "exporting") as tally:
-        exported = export(
-            dataset,
-            folder,
-            layout=options.layout,
-            raw_as_png=options.raw_as_png,
-            on_progress=tally,
-        )
+        exported = export(dataset, folder, **words, on_progress=tally)
     run.report(lambda: asdict(exported), lambda: _show(dataset, folder, exported, run.seconds))
 
 

@@ -43,7 +43,7 @@ from shardkit.conversion.task import Built, load_result
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import BadImages, UsageError, setting
-from shardkit.options import option, require_valid, takes
+from shardkit.options import option, require_valid, same_option, takes
 from shardkit.recipe import Recipe
 from shardkit.remote.bucket import committed_at
 from shardkit.system.safe_paths import is_file
@@ -212,23 +212,35 @@ def work(options: WorkOptions, target: str | Path) -> dict[int, Built]:
     return outcomes
 
 
-def commit(
-    target: str | Path, *, force: bool = False, staging: str | Path | None = None
-) -> Converted:
+@dataclass(frozen=True, kw_only=True)
+class CommitOptions:
+    """The options of `commit`."""
+
+    force: bool = option(False, help="Replace the dataset in DST, if it is local.")
+    staging: str | Path | None = same_option(
+        WorkOptions, "staging", help="If DST is a URL: folder for index and manifest."
+    )
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+
+
+@takes(CommitOptions)
+def commit(options: CommitOptions, target: str | Path) -> Converted:
     """Publish the dataset whose shards `shardkit work` built; reads no image and no shard.
 
     Repeat it if it was interrupted. Repeating a finished call does nothing.
 
     Args:
         target: The directory or URL for which `plan_jobs` wrote a plan.
-        force: Replace a dataset in the directory.
-        staging: For a URL, the folder for index and manifest; None is the temporary folder.
 
     Raises:
         UsageError: If there is no plan, or ``target`` cannot be used.
         ConversionFailed: If shards are missing. The message names their tasks.
         ShardkitError: If the store cannot be used.
     """
+    force = options.force
+    staging = options.staging
     url = as_url(target)
     if url is None and staging is not None:
         raise UsageError(f"{target} is local;", remedy=f"{setting('staging')} is for a URL")

@@ -8,21 +8,22 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from shardkit.conversion.disk import as_failure
 from shardkit.conversion.lock import locked
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import UsageError, located, setting
+from shardkit.errors import UsageError, located
 from shardkit.exporting.output import OutputFolder
 from shardkit.exporting.records import Exporting
+from shardkit.options import option, require_valid, takes
 from shardkit.system.files import overlap, require_local, sync
 from shardkit.system.late import load
 from shardkit.system.pool import Progress, Report
 
 LayoutName = Literal["csv", "imagefolder", "parquet", "webdataset", "yolo"]
-LAYOUTS: Mapping[LayoutName, str] = {
+_LAYOUTS: Mapping[LayoutName, str] = {
     "csv": "shardkit.exporting.folder:write_csv",
     "imagefolder": "shardkit.exporting.folder:write_imagefolder",
     "parquet": "shardkit.exporting.parquet:write_parquet",
@@ -48,14 +49,29 @@ class Exported:
     """Whether ``target`` had exactly these files already."""
 
 
-def export(
-    directory: str | Path,
-    target: str | Path,
-    *,
-    layout: LayoutName = "imagefolder",
-    raw_as_png: bool = False,
-    on_progress: Report | None = None,
-) -> Exported:
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """The options of `export`."""
+
+    layout: LayoutName = option(
+        "imagefolder",
+        help="imagefolder: files of the source, by class. csv: images and metadata.csv. parquet: "
+        "for Hugging Face datasets. webdataset: tar archives. yolo: images, labels and data.yaml.",
+        choices=get_args(LayoutName),
+    )
+    raw_as_png: bool = option(
+        False, help="Export raw pixels and planes as PNG files with the same pixels."
+    )
+    on_progress: Report | None = option(
+        None, help="Called with the progress since the last call.", is_keyword_only=True
+    )
+
+    def __post_init__(self) -> None:
+        require_valid(self)
+
+
+@takes(ExportOptions)
+def export(options: ExportOptions, directory: str | Path, target: str | Path) -> Exported:
     """Write the images of a dataset as the files of its source, or as tables or tar archives.
 
     Every image has the bytes that the dataset stores, and is verified with its checksum. The files
@@ -65,12 +81,6 @@ def export(
     Args:
         directory: The dataset, perhaps of splits.
         target: A folder that does not exist, is empty, or contains exactly these files.
-        layout: ``imagefolder``: a folder for each class, with the file names of the source;
-            ``csv``: a folder of images and ``metadata.csv``; ``parquet``: for Hugging Face's
-            ``load_dataset``, needs pyarrow; ``webdataset``: tar archives; ``yolo``: images, labels
-            and ``data.yaml`` of Ultralytics.
-        raw_as_png: Export raw pixels and planes, which are not the source's files, as PNG files.
-        on_progress: Called with the progress since the last call.
 
     Raises:
         UsageError: If ``target`` is not empty, the layout cannot represent a field, a source path
@@ -80,17 +90,17 @@ def export(
     """
     directory = Path(directory)
     target = Path(target)
-    write = get_layout(layout)
+    write = _load_layout(options.layout)
     exportings = [
         Exporting(
             shards=ShardSet(dataset, verify=True),
-            raw_as_png=raw_as_png,
-            report=on_progress,
+            raw_as_png=options.raw_as_png,
+            report=options.on_progress,
         )
         for dataset in OpenedDirectory(directory).splits.values()
     ]
-    if on_progress:
-        on_progress(Progress(total=sum(len(exporting.shards) for exporting in exportings)))
+    if options.on_progress:
+        options.on_progress(Progress(total=sum(len(exporting.shards) for exporting in exportings)))
     with staged(directory, target) as output:
         for exporting in exportings:
             write(exporting, output)
@@ -107,17 +117,12 @@ def export(
     )
 
 
-def get_layout(name: LayoutName) -> Write:
+def _load_layout(name: LayoutName) -> Write:
     """Return the function that writes a layout."""
-    if name not in LAYOUTS:
-        raise UsageError(
-            f"{setting('layout', name)} is unknown;",
-            remedy=f"choose from {', '.join(sorted(LAYOUTS))}",
-        )
     try:
-        write: Write = load(LAYOUTS[name])
+        write: Write = load(_LAYOUTS[name])
     except ImportError as error:
-        package = (error.name or LAYOUTS[name]).partition(".")[0]
+        package = (error.name or _LAYOUTS[name]).partition(".")[0]
         raise UsageError(
             f"the {name} layout needs {package}", remedy=f"pip install 'shardkit[{name}]'"
         ) from error
