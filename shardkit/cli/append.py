@@ -13,7 +13,6 @@ from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.cli.url_source import Copies, copied
 from shardkit.conversion.build_all import Processes
-from shardkit.system.machine import usable_cpus
 from shardkit.system.text import amount, plural
 
 
@@ -49,7 +48,6 @@ def append_command(
     """
     source = copied(run, options.source, copies, dataset)
     with progress_bar(run, "appending") as tally:
-        words["workers"] = words["workers"] or usable_cpus()
         appended = append(dataset, source, **words, on_progress=tally)
     run.report(
         lambda: {

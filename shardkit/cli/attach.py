@@ -140,7 +140,7 @@ class _Command(Command):
         source = open_source(self._kind, archives, **words)
         with progress_bar(run, "attaching") as tally:
             attached = attach(
-                source, index_dir, **vars(options), workers=workers.count, on_progress=tally
+                source, index_dir, **vars(options), workers=workers.workers, on_progress=tally
             )
         run.report(
             lambda: {

@@ -41,7 +41,6 @@ from shardkit.registry import (
 from shardkit.sources.imagefolder import ImageFolder
 from shardkit.sources.opening import DivisionOptions, Exclusion
 from shardkit.system.late import load
-from shardkit.system.machine import usable_cpus
 from shardkit.system.urls import as_url
 from shardkit.system.user_files import require_own_output, write_result
 
@@ -155,7 +154,6 @@ def _convert(
     """Convert a source, or plan it; ``words`` are the options of `convert`."""
     if options.report is not None:
         _require_report(options.report, dst)
-    words["workers"] = words["workers"] or usable_cpus()
     shown = as_url(dst) or dst
     lost = set[str]()
     with (

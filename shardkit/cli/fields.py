@@ -15,7 +15,6 @@ from shardkit.cli.printing import line, progress_bar, some
 from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.conversion.build_all import Processes
-from shardkit.system.machine import usable_cpus
 from shardkit.system.text import amount, as_command, size
 
 
@@ -117,7 +116,6 @@ for _command in (add_command, replace_command, remove_command, undo_command):
 
 def _change(run: Run, dataset: Path, source: Path, words: dict[str, Any], verb: str) -> None:
     words["field"] = words["field"] or ()
-    words["workers"] = words["workers"] or usable_cpus()
     change = {"added": fields.add, "replaced": fields.replace}[verb]
     with progress_bar(run, "adding" if verb == "added" else "replacing") as tally:
         changed = change(dataset, source, **words, on_progress=tally)

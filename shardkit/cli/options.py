@@ -33,6 +33,10 @@ _TYPES: dict[str, Any] = {"int": int, "float": float, "Path": LocalOrUrl(path_ty
 """Types of values by those in a field's annotation; all others are texts."""
 
 
+_CPUS = "number of CPUs"
+"""A default of a command that Python does not have: `usable_cpus`."""
+
+
 class FormatChoice(click.Choice):  # type: ignore[type-arg]
     """A choice of formats that suggests the one that is meant."""
 
@@ -113,6 +117,8 @@ def _click_option(item: Option, more: Mapping[str, Any]) -> click.Option:
     details = dict[str, Any]()
     if item.shown:
         help_text += f"  [default: {item.shown}]"
+        if item.shown == _CPUS:
+            details["default"] = usable_cpus
     elif item.default is MISSING:
         details["required"] = True
     elif not item.is_repeated and item.default is not None:
@@ -159,14 +165,7 @@ class Options:
 class Workers(Options):
     """Worker processes."""
 
-    workers: int | None = option(
-        None, help="Number of processes.", metavar="N", minimum=1, shown="number of CPUs"
-    )
-
-    @property
-    def count(self) -> int:
-        """Number of processes."""
-        return self.workers or usable_cpus()
+    workers: int = option(1, help="Number of processes.", metavar="N", minimum=1, shown=_CPUS)
 
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}

@@ -44,8 +44,8 @@ def table(rows: Sequence[Sequence[str]], *, limit: int | None = None) -> None:
         cells = [row[0].ljust(widths[0])]
         cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         say("    " + "  ".join(cells))
-    if limit is not None and len(rows) > limit:
-        say(f"    ... and {len(rows) - limit:,} more (--json prints all)")
+    for more in more_lines(rows, limit):
+        say(f"    {more}")
 
 
 def wrapped(text: str, indent: str, *, first: str, cut: bool = False) -> None:
@@ -195,6 +195,10 @@ def problem_lines(problems: Sequence[Problem], *, limit: int | None) -> list[str
     """Return bad images as text, at most ``limit``."""
     listed = as_json(problems[:limit])
     texts = [f"{printable(problem['path'])}: {problem['reason']}" for problem in listed]
-    if more := len(problems) - len(texts):
-        texts.append(f"... and {more:,} more (--json prints all)")
-    return texts
+    return [*texts, *more_lines(problems, limit)]
+
+
+def more_lines(items: Sequence[object], limit: int | None) -> list[str]:
+    """Return a line with the number of items beyond ``limit``, if there are any."""
+    more = 0 if limit is None else len(items) - limit
+    return [f"... and {more:,} more (--json prints all)"] if more > 0 else []

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shardkit.cli.options import Options, Workers, argument, command_option, one_or_all
-from shardkit.cli.printing import line, progress_bar, some
+from shardkit.cli.printing import line, more_lines, progress_bar, some
 from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.cli.url_source import Copies, copied
@@ -51,7 +51,7 @@ def repair_command(
         _require_source(source)
     sources = [copied(run, source, copies, dataset) for source in options.sources]
     with progress_bar(run, "repairing") as tally:
-        repaired = repair(dataset, one_or_all(sources), workers=workers.count, on_progress=tally)
+        repaired = repair(dataset, one_or_all(sources), workers=workers.workers, on_progress=tally)
     run.report(
         lambda: {"ok": repaired.ok, **asdict(repaired)},
         lambda: _show(dataset, repaired, run.seconds),
@@ -70,11 +70,10 @@ def _require_source(source: Path) -> None:
 
 
 def _show(dataset: Path, repaired: Repaired, seconds: float) -> None:
-    for finding in repaired.findings[:_LISTED]:
-        say(f"  not repaired: {printable(finding.file)}: {printable(finding.reason)}", err=True)
-    if len(repaired.findings) > _LISTED:
-        more = len(repaired.findings) - _LISTED
-        say(f"  not repaired: ... and {more:,} more (--json prints all)", err=True)
+    listed = repaired.findings[:_LISTED]
+    findings = [f"{printable(finding.file)}: {printable(finding.reason)}" for finding in listed]
+    for text in [*findings, *more_lines(repaired.findings, _LISTED)]:
+        say(f"  not repaired: {text}", err=True)
     if not repaired.files and repaired.ok:
         files = amount(repaired.intact, "file")
         say(f"{dataset}: nothing to repair: {files} as the conversion wrote them ({seconds:.1f} s)")

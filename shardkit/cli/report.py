@@ -91,7 +91,7 @@ def report_command(
             *datasets,
             distance=options.distance,
             embedding=options.embedding,
-            workers=workers.count,
+            workers=workers.workers,
             on_progress=tally,
         )
     output = options.output

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkit.cli.options import Options, Workers, argument, command_option, one_or_all
-from shardkit.cli.printing import line, progress_bar, some
+from shardkit.cli.printing import line, more_lines, progress_bar, some
 from shardkit.cli.run import Run, say
 from shardkit.cli.runner import command
 from shardkit.cli.url_source import Copies, copied
@@ -93,7 +93,7 @@ def verify_command(
             options.level,
             against=sources,
             root=options.root,
-            workers=workers.count,
+            workers=workers.workers,
             on_progress=tally,
         )
     if receipt and result.datasets:
@@ -112,11 +112,9 @@ def verify_command(
 
 
 def _show(dataset: Path | str, result: Verification, seconds: float) -> None:
-    for finding in result.findings[:_LISTED]:
-        say(f"  {finding.kind}: {finding}", err=True)
-    if len(result.findings) > _LISTED:
-        more = len(result.findings) - _LISTED
-        say(f"  ... and {more:,} more (--json prints all)", err=True)
+    findings = [f"{finding.kind}: {finding}" for finding in result.findings[:_LISTED]]
+    for text in [*findings, *more_lines(result.findings, _LISTED)]:
+        say(f"  {text}", err=True)
     read = f", {amount(result.records, 'record')}" if result.level != "quick" else ""
     say(
         f"{dataset}: {'intact' if result.ok else amount(len(result.findings), 'finding')} "

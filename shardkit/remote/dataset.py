@@ -143,10 +143,7 @@ def open_remote(
     url: str, split: str | None, root: str | os.PathLike[str] | None, fetching: Fetching
 ) -> OpenedDataset:
     """Open one dataset in an object store, after fetching its manifest and its index."""
-    if root is not None:
-        raise UsageError(
-            f"{url} is not an attached dataset;", remedy=f"leave out {setting('root')}"
-        )
+    refuse_root(url, root)
     url = f"{url}/{split}" if split else url
     most = None if fetching.limit is None else parse_bytes(fetching.limit, "cache_limit")
     if fetching.cache is None:
@@ -156,6 +153,14 @@ def open_remote(
         )
     access = InStore(url, open_cache(fetching.cache, most))
     return OpenedDataset(_fetch_dataset(access), access=access)
+
+
+def refuse_root(url: str, root: str | os.PathLike[str] | None) -> None:
+    """Refuse a folder of archives, which a dataset in an object store does not have."""
+    if root is not None:
+        raise UsageError(
+            f"{url} is not an attached dataset;", remedy=f"leave out {setting('root')}"
+        )
 
 
 def _fetch_dataset(access: InStore) -> Path:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from shardkit.dataset.manifest import MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.errors import CorruptDataset, ShardkitError, UsageError, setting
+from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.remote import fetch, objects
+from shardkit.remote.dataset import refuse_root
 from shardkit.remote.process import call
 from shardkit.system.files import SMALL_BYTES, as_name, has_sha256, parts_of_text
 from shardkit.system.safe_paths import NO_PATH, UNFIT, make_folder, open_plain, opened
@@ -32,10 +33,7 @@ class RemoteChecks(Checks):
     """Checks of a dataset in an object store, in a local mirror of it."""
 
     def __init__(self, url: str, root: Path | None = None) -> None:
-        if root is not None:
-            raise UsageError(
-                f"{url} is not an attached dataset;", remedy=f"leave out {setting('root')}"
-            )
+        refuse_root(url, root)
         self.location = url
         self.root = None
 
