@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from shardkit.sources.recognize import Overview
 
 _OTHERS = re.compile(
-    r"im(age|g)|mask|label|annot|gt|seg|voc|blobs|\.(json|jsonl|csv|tsv|parquet|xlsx?|ods|mat|pkl|lst|ya?ml|txt|xml|tar|tgz|zip)",
+    r"im(age|g)|mask|label|annot|gt|seg|voc|blobs|[_-]train|train([_-]|[ab]$)|\.(json|jsonl|csv|tsv|parquet|xlsx?|ods|mat|pkl|lst|ya?ml|txt|xml|tar|tgz|zip)",
     re.IGNORECASE,
 )
 """Parts of names in other layouts of images."""

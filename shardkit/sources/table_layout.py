@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from itertools import product
 from pathlib import PurePath
@@ -40,6 +40,9 @@ _NUMBERS = re.compile(rb"(?:\d+\r?\n)+\d*\s*")
 """A list of labels alone, in the order of the names of the images."""
 _BOXED = re.compile(r"n\d{8}( -?\d+){4}.*")
 """The class of an image of ImageNet at Kaggle, with boxes."""
+_SPLIT_WORD = re.compile(
+    r"(?<![A-Za-z])(?i:train|training|val|valid|validation|test|testing)(?![a-z])"
+)
 _MOST_LISTS = 20
 _FEW = 2
 """Names of images that show that a text in a folder lists them."""
@@ -95,7 +98,8 @@ def refuse_misread(seen: Overview, inside: str = "") -> None:
         (f"its folders are not classes, but {file} may list labels or captions", way)
         for file, way in unread_lists(seen, inside)
     )
-    for why, way in itertools.chain(not_classes(seen, inside), lists):
+    versions = split_versions(seen, inside)
+    for why, way in itertools.chain(not_classes(seen, inside), lists, versions):
         raise UsageError(
             f"{seen.path}: {why}",
             remedy=f"run {way}. Pass {setting('classes', True)} to use the folders as classes",
@@ -123,16 +127,31 @@ def not_classes(seen: Overview, top: str = "") -> Iterator[tuple[str, str]]:
             "shardkit convert sorted DST --to lmdb"
         )
     else:
-        kind = "pairs" if masks and images else "imagefolder"
-        commands = (
-            shell(kind, seen.path / name, f"DST/{PurePath(name).name}", "--to", "lmdb")
-            for name in (first, second)
-        )
-        way = "; ".join(f"shardkit convert {command}" for command in commands)
+        way = _one_by_one(seen, folders[:2], "pairs" if masks and images else "imagefolder")
     yield (
         f"{first}/ and {second}/ contain the same folders ({name_list(names)}), which may not be "
         "classes",
         way,
+    )
+
+
+def split_versions(seen: Overview, top: str = "") -> Iterator[tuple[str, str]]:
+    """Yield folders that differ only in the word of a split, as trainA and testA, and commands."""
+    alike: dict[str, list[str]] = {}
+    for name in seen.folders(top):
+        if not is_split_name(name) and _SPLIT_WORD.search(name):
+            alike.setdefault(_SPLIT_WORD.sub("*", name), []).append(name)
+    if names := [name for group in alike.values() if len(group) > 1 for name in group]:
+        way = _one_by_one(seen, [below(top, name) for name in names])
+        yield f"{name_list(names)} may be splits, not classes", way
+
+
+def _one_by_one(seen: Overview, folders: Iterable[str], kind: str = "imagefolder") -> str:
+    """Return the commands that convert each folder to a dataset of its own."""
+    return "; ".join(
+        "shardkit convert "
+        + shell(kind, seen.path / name, f"DST/{PurePath(name).name}", "--to", "lmdb")
+        for name in folders
     )
 
 
@@ -294,7 +313,11 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
     if most < len(rows):
         fits = [fit for fit in _fits(seen, columns, [folders]) if fit.rows == len(rows)] or fits
         most = max((fit.rows for fit in fits), default=0)
-    by_folder = {fit.folder: fit for fit in reversed(fits) if fit.rows == most}
+    fits = [fit for fit in fits if fit.rows == most]
+    fits = [
+        fit for fit in fits if not fit.suffix
+    ] or fits  # paths before numbers that fit by chance
+    by_folder = {fit.folder: fit for fit in reversed(fits)}
     for folder in _meant(file, [*reversed(by_folder)], folders):
         _, _, column, suffix = by_folder[folder]
         is_list = file.endswith(LISTS)

@@ -5,6 +5,7 @@ Entries keep the offsets of members, so that no worker needs the directory of th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from shardkit.sources.imagefolder import FolderOptions, ImageFolder
 from shardkit.sources.images import image_record
 from shardkit.sources.inputs import reading
 from shardkit.sources.recognize import Overview, recognized
-from shardkit.sources.table_layout import not_classes, unread_lists
+from shardkit.sources.table_layout import not_classes, split_versions, unread_lists
 from shardkit.sources.table_rows import SUFFIXES
 from shardkit.sources.zip_file import (
     Inside,
@@ -131,18 +132,25 @@ def _refuse_other_kinds(folder: ZipFolder) -> None:
             f"{folder} looks like {' and '.join(map(str, others))}, not class folders",
             remedy=f"{way}; or pass {setting('classes', True)} to use its folders as classes",
         )
-    for why, way in not_classes(unpacked):
+    reasons = (
+        ((why, f"{_UNPACK}run {way}") for why, way in not_classes(unpacked)),
+        _unread(seen, unpacked),
+        ((why, f"{_UNPACK}run {way}") for why, way in split_versions(unpacked)),
+    )
+    for why, way in itertools.chain(*reasons):
         raise UsageError(
             f"{folder}: {why}",
-            remedy=f"{_UNPACK}run {way}. Pass {setting('classes', True)} to use the folders as "
-            "classes",
+            remedy=f"{way}. Pass {setting('classes', True)} to use the folders as classes",
         )
+
+
+def _unread(seen: Inside, unpacked: Inside) -> Iterator[tuple[str, str]]:
+    """Yield which lists may have the labels, and how to read them: here or unpacked."""
     for (file, way), (_, then) in zip(unread_lists(seen), unread_lists(unpacked), strict=True):
         is_read = way.startswith("shardkit convert table") and "imagefolder" not in way
-        raise UsageError(
-            f"{folder}: its folders are not classes, but {file} may list the labels",
-            remedy=f"{'' if is_read else _UNPACK}run {way if is_read else then}. Pass "
-            f"{setting('classes', True)} to use the folders as classes",
+        yield (
+            f"its folders are not classes, but {file} may list the labels",
+            f"run {way}" if is_read else f"{_UNPACK}run {then}",
         )
 
 

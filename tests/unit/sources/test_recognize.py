@@ -488,6 +488,36 @@ def test_what_cannot_be_read_gets_another_way(tmp_path: Path) -> None:
     refuses(2, "convert", "table", source / "t.csv", "DST", *words, facts=("i.tar", "unpack"))
 
 
+def test_folders_that_differ_only_in_a_split_are_no_classes(tmp_path: Path) -> None:
+    """As CycleGAN's datasets, DIV2K and Market-1501."""
+    classes = {"trainA", "testA", "trainB", "testB"}
+    source = make_tree(tmp_path / "src", {f"{name}/1.jpg": JPEG for name in classes})
+    done = refuses(2, "convert", source, "DST", "--to", "lmdb", facts=("--classes",))
+    commands = done.stderr.split("run shardkit ")[1].split(". Pass ")[0].split("; shardkit ")
+    with contextlib.chdir(tmp_path):
+        for command in commands:
+            assert run_main(*shlex.split(command)).returncode == 0
+        assert {path.name for path in Path("DST").iterdir()} == classes
+        assert open_dataset("DST/trainB").classes == []
+    run_main("convert", source, tmp_path / "forced", "--to", "lmdb", "--classes")
+    assert open_dataset(tmp_path / "forced").classes == sorted(classes)
+    stations = dict.fromkeys(
+        ("train station/1.jpg", "bus station/1.jpg", "bullet train/1.jpg"), JPEG
+    )
+    run_main("convert", make_tree(tmp_path / "photos", stations), tmp_path / "s", "--to", "lmdb")
+    assert open_dataset(tmp_path / "s").classes == ["bullet train", "bus station", "train station"]
+
+
+def test_a_column_of_paths_goes_before_numbers_that_fit_by_chance(tmp_path: Path) -> None:
+    """As GTSRB, whose class IDs are also names of pictograms."""
+    files = {"Train/0/0.png": MASK, "Train/1/1.png": MASK, "Meta/0.png": MASK, "Meta/1.png": MASK}
+    table = b"Width,ClassId,Path\n1,0,Train/0/0.png\n1,1,Train/1/1.png\n"
+    source = make_tree(tmp_path / "src", {**files, "Train.csv": table})
+    assert run_main("convert", source, tmp_path / "out", "--to", "lmdb").returncode == 0
+    dataset = open_dataset(tmp_path / "out")
+    assert sorted(dataset.keys) == ["Train/0/0", "Train/1/1"]
+
+
 def test_parts_of_a_listed_set_are_no_classes(tmp_path: Path) -> None:
     """As HAM10000, whose table names images of two folders by ID."""
     files = {"part1/a.jpg": JPEG, "part2/b.jpg": JPEG}
