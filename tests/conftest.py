@@ -81,13 +81,20 @@ def with_native() -> None:
 
 
 @pytest.fixture
-def third_party(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in which shardkit remembers things, such as what the user attached."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def third_party(monkeypatch: pytest.MonkeyPatch, state: Path) -> Iterator[str]:
     """Make the packages of tests/support/thirdparty importable here and in child processes."""
     path = str(Path(__file__).parent / "support/thirdparty")
     monkeypatch.syspath_prepend(path)
     inherited = [path for path in (os.environ.get("PYTHONPATH"),) if path]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([path, *inherited]))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     yield path
     for name in ("shardkit_csv", "shardkit_pack", "shardkit_zip"):
         sys.modules.pop(name, None)

@@ -19,13 +19,10 @@ from helpers import DEADLINE, FORMATS, make_dataset, make_tree, png
 from refusals import refused
 from torch.utils.data import DataLoader
 
-from shardkit import collate, make_loader, open_dataset
-from shardkit.conversion.convert import convert_scan
-from shardkit.conversion.plan import ConvertOptions
+from shardkit import collate, convert, make_loader, open_dataset
 from shardkit.dataset import index_reader
 from shardkit.errors import CorruptDataset
 from shardkit.recipe import Recipe
-from shardkit.sources.imagefolder import scan_imagefolder
 from shardkit.testing.tools import call_in
 from shardkit.torch.engine.preflight import sample_bytes
 
@@ -206,12 +203,12 @@ def write_anew_while_reading(engine: str, pristine: Path, place: Path, seed: int
     signal.alarm(int(DEADLINE))
     manifest = open_dataset(place).manifest
     recipe = RAW if manifest.raw_shape else Recipe()
-    options = ConvertOptions(to=manifest.format, shard_samples=4, recipe=recipe, seed=seed)
+    options: dict[str, Any] = {"to": manifest.format, "shard_samples": 4, "recipe": recipe}
     expected = batches_of(place)
     batches = loading(engine, place, None)
     if not np.array_equal(next(batches), expected[0]):
         return "the first batch is wrong"
-    convert_scan(scan_imagefolder(pristine.parent / "photos"), place, options, force=True)
+    convert(pristine.parent / "photos", place, seed=seed, force=True, **options)
     return outcome_of(batches, expected, raw=False)
 
 

@@ -7,17 +7,14 @@ import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import make_dataset, make_folder, tree
 from refusals import refused
 
 from shardkit import UsageError, convert, verify
-from shardkit.conversion.build_all import Builder
-from shardkit.conversion.convert import convert_scan
-from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.staging import WORK_NAME, open_staging
-from shardkit.sources.imagefolder import scan_imagefolder
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it needs root, to become other users")
 
@@ -86,7 +83,7 @@ def test_a_dataset_of_another_user_that_may_be_removed_is_replaced(shared: Path)
 def test_a_second_user_of_the_group_resumes_a_conversion(shared: Path) -> None:
     os.chown(shared, 0, GROUP)
     shared.chmod(0o2775)
-    options = ConvertOptions(to="webdataset", shard_samples=1)
+    options: dict[str, Any] = {"to": "webdataset", "shard_samples": 1}
     target = shared / "new"
 
     def interrupted() -> None:
@@ -95,12 +92,10 @@ def test_a_second_user_of_the_group_resumes_a_conversion(shared: Path) -> None:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            convert_scan(
-                scan_imagefolder(shared / "photos"), target, options, Builder(on_progress=stop)
-            )
+            convert(shared / "photos", target, on_progress=stop, **options)
 
     def resumed() -> None:
-        assert convert_scan(scan_imagefolder(shared / "photos"), target, options).reused_shards
+        assert convert(shared / "photos", target, **options).reused_shards
 
     as_user(OWNER, GROUP, interrupted)
     as_user(SECOND, GROUP, resumed)

@@ -179,6 +179,14 @@ def tree(root: Path) -> dict[str, str]:
     }
 
 
+def assert_same(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
+    """Compare arrays by name: their types and values."""
+    assert first.keys() == second.keys()
+    for name, values in first.items():
+        assert values.dtype == second[name].dtype
+        np.testing.assert_array_equal(values, second[name], name)
+
+
 def contents(root: Path) -> dict[str, bytes]:
     """Return the content of each file below ``root``, by path."""
     files = (path for path in root.rglob("*") if path.is_file())

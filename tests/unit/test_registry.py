@@ -74,21 +74,20 @@ def test_a_missing_package_is_a_usage_error_with_the_command_to_install_it(site:
         get_format("odd")
 
 
-def test_an_entry_point_without_its_module_is_a_usage_error(site: Path) -> None:
-    install(site, "odd = gone_module:FORMAT")
-    with pytest.raises(UsageError, match="gone_module"):
-        get_format("odd")
-
-
-def test_an_entry_point_without_its_attribute_is_a_usage_error(site: Path) -> None:
-    install(site, "odd = hollow_module:FORMAT", hollow_module="")
-    with pytest.raises(UsageError, match="odd"):
-        get_format("odd")
-
-
-def test_an_entry_point_that_is_not_a_format_is_a_usage_error(site: Path) -> None:
-    install(site, "odd = wrong_module:FORMAT", wrong_module="FORMAT = 'zip'\n")
-    with pytest.raises(UsageError, match="odd"):
+@pytest.mark.parametrize(
+    ("modules", "fact"),
+    [
+        ({}, "module_of_odd"),
+        ({"module_of_odd": ""}, "odd"),
+        ({"module_of_odd": "FORMAT = 1"}, "odd"),
+    ],
+    ids=["no module", "no attribute", "not a format"],
+)
+def test_a_wrong_entry_point_is_a_usage_error(
+    site: Path, modules: dict[str, str], fact: str
+) -> None:
+    install(site, "odd = module_of_odd:FORMAT", **modules)
+    with pytest.raises(UsageError, match=fact):
         get_format("odd")
 
 

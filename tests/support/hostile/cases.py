@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,6 +75,15 @@ class Case:
     """Level to the outcome of all its files, where it is not what `at_level` derives."""
     folder: str = ""
     """Its folder; made of its number in the corpus where it is not given."""
+
+
+def files_of(cases: Iterable[Case], folder: Path) -> Iterator[tuple[Case, Path]]:
+    """Make each case in a folder of its own; yield its files."""
+    for number, case in enumerate(cases):
+        (folder / str(number)).mkdir()
+        case.make(folder / str(number))
+        for path in filter(Path.is_file, (folder / str(number)).rglob("*")):
+            yield case, path
 
 
 def at_level(case: Case, path: str, level: str) -> Outcome:

@@ -32,6 +32,8 @@ from shardkit import (
 from shardkit.errors import BadImages, ConversionFailed, CorruptDataset, CorruptRecord, CorruptShard
 from shardkit.verification.reindex import reindex
 
+pytestmark = pytest.mark.usefixtures("state")
+
 ROWS = 5
 """Samples of an archive."""
 
@@ -57,13 +59,6 @@ def make_tar(folder: Path, number: int, *, first: int | None = None) -> Path:
             (f"s{row:03d}.txt", f"caption {row}".encode()),
         ]
     return tar(folder / f"x-{number}.tar", *members)
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which `attach` remembers what the user named."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state"
 
 
 @pytest.fixture

@@ -22,15 +22,12 @@ from shardkit.errors import ConversionFailed, CorruptRecord, CorruptShard
 from shardkit.registry import get_source
 from shardkit.sources import lmdb_reader
 
+pytestmark = pytest.mark.usefixtures("state")
+
 PICTURES = [png(8, 6, 0), png(8, 6, 1), png(120, 90, 2)]
 """Two that fit into a page of LMDB, and one that takes several pages."""
 SAME = [png(8, 6, seed) for seed in range(5)]
 PIXELS = np.stack([pixels_of(data) for data in SAME])
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def lmdb_of(folder: Path, layout: str) -> Path:

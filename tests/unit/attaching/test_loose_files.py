@@ -38,6 +38,8 @@ from shardkit.recipe import Recipe
 from shardkit.system.npy import save_npy
 from shardkit.verification.reindex import reindex
 
+pytestmark = pytest.mark.usefixtures("state")
+
 FILES = {
     "cat/a b.jpg": jpeg(40, 30, 1),
     "cat/deep/größer.png": png(24, 16, 2),
@@ -47,14 +49,6 @@ FILES = {
     "dog/10.bmp": encoded(picture(12, 12, 6), "BMP"),
     "dog/gray.png": png(16, 16, 7, "L"),
 }
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which `attach` remembers what the user named."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "state"
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pytest
 from helpers import encoded, picture
 from helpers import jpeg as jpeg_file
 from hostile import jpegs
+from hostile.cases import files_of
 from PIL import Image, ImageFile
 from refusals import refused
 from table import for_each
@@ -144,30 +145,26 @@ def test_gray_may_state_any_sampling() -> None:
 @needs_module
 def test_hostile_jpegs_give_their_pixels_or_keep_their_bytes(tmp_path: Path) -> None:
     fields = Counter[str]()
-    for number, case in enumerate(jpegs.CASES):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        case.make(folder)
-        for path in filter(Path.is_file, folder.rglob("*")):
-            data = path.read_bytes()
-            record = planes.from_jpeg(data)
-            if record is not None and len(record) < 1 << 22:
-                planes.decode(record)
-            stored = Record("a", {"jpg": data, "json": b'{"path":"a.jpg"}'})
-            try:
-                kept = convert_record(Recipe(tolerate_damage=True), stored).record
-            except BadImage:
-                continue
-            result = convert_record(Recipe(tolerate_damage=True, encode="planes"), stored).record
-            assert result.meta == kept.meta, case.name
-            field = result.image_field or ""
-            fields[field] += 1
-            if field == "jpg":
-                assert result == kept, case.name
-            else:
-                expected = decode(data, "jpg")
-                np.testing.assert_array_equal(planes.decode(result.fields[field]), expected)
-                assert not kept.meta.keys() & {"damaged", "odd"}, case.name
+    for case, path in files_of(jpegs.CASES, tmp_path):
+        data = path.read_bytes()
+        record = planes.from_jpeg(data)
+        if record is not None and len(record) < 1 << 22:
+            planes.decode(record)
+        stored = Record("a", {"jpg": data, "json": b'{"path":"a.jpg"}'})
+        try:
+            kept = convert_record(Recipe(tolerate_damage=True), stored).record
+        except BadImage:
+            continue
+        result = convert_record(Recipe(tolerate_damage=True, encode="planes"), stored).record
+        assert result.meta == kept.meta, case.name
+        field = result.image_field or ""
+        fields[field] += 1
+        if field == "jpg":
+            assert result == kept, case.name
+        else:
+            expected = decode(data, "jpg")
+            np.testing.assert_array_equal(planes.decode(result.fields[field]), expected)
+            assert not kept.meta.keys() & {"damaged", "odd"}, case.name
     assert min(fields["jpg"], fields["y4m"]) >= 5, fields
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import encoded, exif, jpeg, make_dataset, make_tree, picture, png
+from helpers import assert_same, encoded, exif, jpeg, make_dataset, make_tree, picture, png
 from PIL import Image
 from stated import done, has_compiled_module, shards_of, stated
 
@@ -93,13 +93,6 @@ def pixels(*places: Path) -> Pixels:
         dataset = open_dataset(place, decode="numpy")
         found |= {name: dataset[row][0] for row, name in enumerate(dataset.paths)}
     return found
-
-
-def assert_same(first: Pixels, second: Pixels) -> None:
-    assert first.keys() == second.keys()
-    for name, image in first.items():
-        assert image.dtype == second[name].dtype
-        np.testing.assert_array_equal(image, second[name], name)
 
 
 def test_damage_is_found_and_repaired(

@@ -21,9 +21,7 @@ from refusals import refused
 
 from shardkit import ShardkitError, UsageError, convert
 from shardkit.conversion import fingerprint, staging
-from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.fingerprint import ConversionFingerprint
-from shardkit.conversion.plan import ConvertOptions
 from shardkit.conversion.staging import (
     RETIRED,
     WORK_NAME,
@@ -32,14 +30,13 @@ from shardkit.conversion.staging import (
     open_staging,
 )
 from shardkit.errors import ConversionFailed, CorruptDataset
-from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
+from shardkit.sources.imagefolder import ImageFolder
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
     """An existing dataset."""
-    scan = scan_imagefolder(make_folder(tmp_path / "old photos", each=1))
-    convert_scan(scan, tmp_path / "out", ConvertOptions(to="webdataset"))
+    convert(make_folder(tmp_path / "old photos", each=1), tmp_path / "out", to="webdataset")
     return tmp_path / "out"
 
 
@@ -246,8 +243,7 @@ def test_manifests_are_moved_last_and_the_top_one_at_the_end(
 ) -> None:
     for split in ("train", "val"):
         make_folder(tmp_path / "splits" / split, each=1)
-    scan = scan_imagefolder(tmp_path / "splits")
-    convert_scan(scan, tmp_path / "made", ConvertOptions(to="webdataset"))
+    convert(tmp_path / "splits", tmp_path / "made", to="webdataset")
     place = complete(tmp_path / "out", tmp_path / "made")
     moved: list[str] = []
     replace = os.replace
@@ -468,8 +464,7 @@ def test_folders_need_not_support_sync(
 def test_a_folder_beside_the_splits_of_a_dataset_is_accepted(tmp_path: Path) -> None:
     for name in ("train", "val"):
         make_folder(tmp_path / "photos" / name, each=1)
-    scan = scan_imagefolder(tmp_path / "photos")
-    convert_scan(scan, tmp_path / "out", ConvertOptions(to="webdataset"))
+    convert(tmp_path / "photos", tmp_path / "out", to="webdataset")
     check_target(tmp_path / "out/test", force=False)
     with refused(UsageError):
         check_target(tmp_path / "out/val", force=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from helpers import encoded, invoke, jpeg, make_dataset, make_tree, picture, png
+from helpers import assert_same, encoded, invoke, jpeg, make_dataset, make_tree, picture, png
 from hostile.forging import restate
 from PIL import Image
 from refusals import refused, refuses
@@ -49,13 +49,6 @@ def place(source: Path) -> Path:
 def stored(path: Path) -> dict[str, Pixels]:
     dataset = open_dataset(path, decode="numpy")
     return {name: dataset[row][0] for row, name in enumerate(dataset.paths)}
-
-
-def assert_same(first: dict[str, Pixels], second: dict[str, Pixels]) -> None:
-    assert first.keys() == second.keys()
-    for name, image in first.items():
-        assert image.dtype == second[name].dtype
-        np.testing.assert_array_equal(image, second[name], name)
 
 
 def test_rgb_images_state_no_type(source: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import torch
 from filled import DISK, Located, Stored, fill_pieces, fill_region, fill_whole, python_whole
 from helpers import DEADLINE, FORMATS, encoded, jpeg, make_dataset, make_tree, picture, pixels, png
 from hostile import jpegs
+from hostile.cases import files_of
 from refusals import refused
 
 from scripts.fuzzing.pieces import compare
@@ -220,22 +221,18 @@ def test_no_region_decides_whether_a_jpeg_is_damaged() -> None:
 
 def test_hostile_jpegs_give_the_pixels_of_python_or_none(tmp_path: Path) -> None:
     outcomes = Counter[str]()
-    for number, case in enumerate(jpegs.CASES):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        case.make(folder)
-        for path in filter(Path.is_file, folder.rglob("*")):
-            data = path.read_bytes()
-            try:
-                width, height = stated_size(data, "jpg")
-            except BadImage:
-                continue
-            if 0 < width * height < 1 << 20:
-                image = Stored(data, width, height)
-                expected, found = python_whole(image), fill_whole(image)
-                outcomes[str(found is not None)] += 1
-                if found is not None:
-                    np.testing.assert_array_equal(found, expected, case.name)
+    for case, path in files_of(jpegs.CASES, tmp_path):
+        data = path.read_bytes()
+        try:
+            width, height = stated_size(data, "jpg")
+        except BadImage:
+            continue
+        if 0 < width * height < 1 << 20:
+            image = Stored(data, width, height)
+            expected, found = python_whole(image), fill_whole(image)
+            outcomes[str(found is not None)] += 1
+            if found is not None:
+                np.testing.assert_array_equal(found, expected, case.name)
     assert outcomes["True"] > 5
     assert outcomes["False"] > 20
 

@@ -23,15 +23,12 @@ from shardkit import UsageError, attach, convert, open_dataset, open_source, ver
 from shardkit.kinds import values
 from shardkit.torch.data.images import DecodeName
 
+pytestmark = pytest.mark.usefixtures("state")
+
 GOLDEN = Path(__file__).parents[2] / "golden" / "ffcv"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())
 JPEG, RAW = 0, 1
 FILES = ("jpg", "raw", "raw-sizes", "smart", "proportion", "fields", "workers")
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def beton(folder: Path, name: str) -> Path:

@@ -9,6 +9,7 @@ import pickle
 import random
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -250,20 +251,17 @@ def test_reading_without_any_random_operation_draws_nothing(place: Path) -> None
     assert global_state() == before
 
 
-def test_without_an_epoch_ordinary_transforms_draw_as_usual(place: Path) -> None:
+@pytest.mark.parametrize(
+    "context",
+    [None, ReadContext(seed=0, epoch=0, alone=False)],
+    ids=["no epoch", "several threads"],
+)
+def test_ordinary_transforms_draw_as_usual(place: Path, context: ReadContext | None) -> None:
     dataset = open_dataset(place, lambda _: random.random(), decode="torch")
     random.seed(3)
     expected = [random.random() for _ in range(ROWS)]
     random.seed(3)
-    assert [image for image, _ in dataset[:]] == expected
-
-
-def test_several_threads_do_not_seed_the_global_generators(place: Path) -> None:
-    dataset = open_dataset(place, lambda _: random.random(), decode="torch")
-    random.seed(3)
-    expected = [random.random() for _ in range(ROWS)]
-    random.seed(3)
-    with reading(ReadContext(seed=0, epoch=0, alone=False)):
+    with nullcontext() if context is None else reading(context):
         assert [image for image, _ in dataset[:]] == expected
 
 
