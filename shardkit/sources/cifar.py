@@ -14,7 +14,7 @@ from shardkit.errors import BadImage, UsageError, setting
 from shardkit.options import option
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row, SplitOptions, split_names
-from shardkit.sources.images import pixel_record
+from shardkit.sources.images import as_pixels, pixel_record
 from shardkit.sources.inputs import OpenedFile, file_at, place, place_of, reading, scanning
 from shardkit.sources.labels import read_classes
 from shardkit.sources.recognize import Overview, having
@@ -99,7 +99,7 @@ class Cifar(ListedSource):
         if len(data) != _PIXELS:
             raise BadImage("the file is truncated")
         planes = np.frombuffer(data, np.uint8).reshape(_SHAPE)
-        return pixel_record(entry, np.ascontiguousarray(planes.transpose(1, 2, 0)))
+        return pixel_record(entry, as_pixels(planes))
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the file and the offset of an image."""

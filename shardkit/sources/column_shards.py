@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ from shardkit.sources.inputs import OpenedFile, require_rows
 from shardkit.system import safe_paths
 from shardkit.system.files import read_small
 from shardkit.system.text import quoted
+
+_Json = TypeVar("_Json", dict[str, Any], str, int)
 
 _INDEX = "index.json"
 _MOST_INDEX = 1 << 27
@@ -112,7 +114,7 @@ class ColumnShards(ColumnSource, AttachableSource):
     def _read_index(self, folder: Path) -> tuple[Sequence[Column], Sequence[Shard]]:
         path = folder / _INDEX
         try:
-            index = mapping(json.loads(read_small(path, _MOST_INDEX)), "the index")
+            index = checked(dict, json.loads(read_small(path, _MOST_INDEX)), "the index")
             columns, shards = self.parse_index(folder, index)
             for shard in shards:
                 safe_paths.parts_of(shard.name)
@@ -195,23 +197,9 @@ class _Sample(Cells):
         return self._spans[name][0]
 
 
-def whole_number(value: Any, what: str) -> int:
-    """Return an integer of an index; ValueError if it is not one, or negative."""
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{what} is {quoted(value)}")
-    return value
-
-
-def mapping(value: Any, what: str) -> dict[str, Any]:
-    """Return an object of an index; ValueError if it is not one."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} is {quoted(value)}")
-    return value
-
-
-def text(value: Any, what: str) -> str:
-    """Return a text of an index; ValueError if it is not one."""
-    if not isinstance(value, str):
+def checked(kind: type[_Json], value: object, what: str) -> _Json:
+    """Return a value of an index; ValueError if it is of another kind, or a negative number."""
+    if type(value) is not kind or (isinstance(value, int) and value < 0):
         raise ValueError(f"{what} is {quoted(value)}")
     return value
 

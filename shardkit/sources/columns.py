@@ -230,9 +230,9 @@ class Columns:
         self.image = self._choose_image(options.image)
         self._require_rows(self._columns[self.image].rows)
         self.label = "" if options.label == NONE else self._choose_label(options.label)
+        """"" if there is none."""
         if not (self.label or options.label):
             self._refuse_other_length()
-        """"" if there is none."""
         self.keep = self._kept(options.keep)
         self.schema = {kept.name: self._field(kept) for kept in self.keep}
         self.notes = [] if options.label else self._lost_labels()

@@ -358,11 +358,9 @@ def reopen(
     ``find`` opens a source from its descriptions, by split.
     """
     try:
-        divisions = [dict(description[DIVISION]) for description in described.values()]
-        names = {
-            split: str(description[DIVISION]["side"]) for split, description in described.items()
-        }
-        (rule,) = {tuple(sorted(description.items())) for description in _without_side(divisions)}
+        divisions = {split: dict(described[split][DIVISION]) for split in described}
+        names = {split: str(division.pop("side")) for split, division in divisions.items()}
+        (rule,) = {tuple(sorted(division.items())) for division in divisions.values()}
         division = Division(**dict(rule))
         if not set(names.values()) <= set(division.sides):
             raise ValueError(f"no split is called {sorted(names.values())}")
@@ -374,7 +372,3 @@ def reopen(
         name: value for name, value in next(iter(described.values())).items() if name != DIVISION
     }
     return Divided(find({"": rest}), division, names)
-
-
-def _without_side(divisions: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
-    return [{name: division[name] for name in division if name != "side"} for division in divisions]

@@ -27,7 +27,7 @@ from shardkit.sources.hdf5_datasets import (
     require_no_image_each,
 )
 from shardkit.sources.hdf5_images import Hdf5Options
-from shardkit.sources.images import image_axes, require_pixels
+from shardkit.sources.images import as_pixels, require_pixels
 from shardkit.sources.inputs import (
     InputFiles,
     OpenedFile,
@@ -206,10 +206,7 @@ class _Row(Cells):
             return data
         if len(data) != math.prod(self._shape):
             raise BadImage(CHANGED)
-        pixels = np.frombuffer(data, np.uint8).reshape(self._shape)
-        if image_axes(np.dtype(np.uint8), self._shape) == "CHW":
-            pixels = pixels.transpose(1, 2, 0)
-        return np.ascontiguousarray(pixels)
+        return as_pixels(np.frombuffer(data, np.uint8).reshape(self._shape))
 
 
 def _in_sibling(

@@ -12,6 +12,7 @@ import os
 import stat
 from collections.abc import Sequence
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +106,12 @@ def require_pixels(shape: Sequence[int]) -> None:
     if count > MAX_PIXELS:
         sides = "x".join(map(str, shape))
         raise BadImage(f"its shape is {sides}, over the limit of {MAX_PIXELS:,} pixels")
+
+
+def as_pixels(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return pixels in the order height, width, channel; BadImage as for `image_axes`."""
+    axes = image_axes(array.dtype, array.shape)
+    return np.ascontiguousarray(array.transpose(1, 2, 0) if axes == "CHW" else array)
 
 
 def pixel_record(entry: Entry, pixels: npt.NDArray[np.uint8]) -> Record:

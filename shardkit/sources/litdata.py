@@ -20,11 +20,9 @@ from shardkit.sources.column_shards import (
     ColumnShards,
     Shard,
     array_of,
+    checked,
     column_of,
-    mapping,
     number_column,
-    text,
-    whole_number,
 )
 from shardkit.sources.columns import Column, ColumnOptions
 from shardkit.sources.recognize import having_index
@@ -51,7 +49,7 @@ class LitData(ColumnShards):
         self, folder: Path, index: Mapping[str, Any]
     ) -> tuple[Sequence[Column], Sequence[Shard]]:
         """Return the columns and chunks that an index states."""
-        config = mapping(index["config"], "config")
+        config = checked(dict, index["config"], "config")
         if config.get("encryption"):
             raise UsageError(f"{folder} is encrypted", remedy="write it again without encryption")
         loader = config.get("item_loader") or "PyTreeLoader"
@@ -63,16 +61,16 @@ class LitData(ColumnShards):
                 f"{folder} is compressed by {quoted(level or 'Arrow')}",
                 remedy="write it again with compression_level='chunk', or without compression",
             )
-        formats = [text(name, "a format") for name in config["data_format"]]
-        names = [*_names(json.loads(text(config["data_spec"], "data_spec")))]
+        formats = [checked(str, name, "a format") for name in config["data_format"]]
+        names = [*_names(json.loads(checked(str, config["data_spec"], "data_spec")))]
         columns = [_column(*pair) for pair in zip(names, formats, strict=True)]
         return columns, [
             Shard(
-                text(chunk["filename"], "filename"),
-                whole_number(chunk["chunk_size"], "chunk_size"),
-                whole_number(chunk["chunk_bytes"], "chunk_bytes"),
+                checked(str, chunk["filename"], "filename"),
+                checked(int, chunk["chunk_size"], "chunk_size"),
+                checked(int, chunk["chunk_bytes"], "chunk_bytes"),
             )
-            for chunk in (mapping(each, "a chunk") for each in index["chunks"])
+            for chunk in (checked(dict, each, "a chunk") for each in index["chunks"])
         ]
 
 

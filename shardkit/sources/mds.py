@@ -18,11 +18,9 @@ from shardkit.sources.column_shards import (
     ColumnShards,
     Shard,
     array_of,
+    checked,
     column_of,
-    mapping,
     number_column,
-    text,
-    whole_number,
 )
 from shardkit.sources.columns import Column, ColumnOptions, plain_column
 from shardkit.sources.recognize import having_index
@@ -57,7 +55,7 @@ class Mds(ColumnShards):
             raise UsageError(f"{folder} has MDS version {quoted(index['version'])}, not 2")
         shards = []
         stated = None
-        for shard in (mapping(each, "a shard") for each in index["shards"]):
+        for shard in (checked(dict, each, "a shard") for each in index["shards"]):
             if shard["format"] != "mds" or shard["version"] != 2:
                 raise UsageError(
                     f"{folder} has shards in format {quoted(shard['format'])}; only MDS version 2 "
@@ -67,16 +65,16 @@ class Mds(ColumnShards):
             stated = stated or columns
             if columns != stated:
                 raise ValueError("its shards have different columns")
-            raw = mapping(shard["raw_data"], "raw_data")
-            name = text(raw["basename"], "basename")
+            raw = checked(dict, shard["raw_data"], "raw_data")
+            name = checked(str, raw["basename"], "basename")
             packed = shard.get("zip_data")
             if packed and not _is_there(folder, name):
-                name = text(packed["basename"], "basename")
-            rows = whole_number(shard["samples"], "samples")
-            shards.append(Shard(name, rows, whole_number(raw["bytes"], "bytes")))
+                name = checked(str, packed["basename"], "basename")
+            rows = checked(int, shard["samples"], "samples")
+            shards.append(Shard(name, rows, checked(int, raw["bytes"], "bytes")))
         names, encodings, sizes = stated or ((), (), ())
         return [
-            _column(text(name, "a name"), text(encoding, "an encoding"), size)
+            _column(checked(str, name, "a name"), checked(str, encoding, "an encoding"), size)
             for name, encoding, size in zip(names, encodings, sizes, strict=True)
         ], shards
 

@@ -7,16 +7,19 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple
 
 from shardkit.contracts import Entry, Source, SourceKind
 from shardkit.errors import CHANGED, BadImage, ConversionFailed, UsageError, setting
 from shardkit.record import Record
 from shardkit.sources.driver import ListedSource, Listing, Row
-from shardkit.sources.images import image_axes, pixel_record, require_inside, require_pixels
+from shardkit.sources.images import (
+    as_pixels,
+    image_axes,
+    pixel_record,
+    require_inside,
+    require_pixels,
+)
 from shardkit.sources.inputs import place, place_of, reading, refusing, require_rows
 from shardkit.sources.labels import read_classes
 from shardkit.sources.npy_arrays import PICKLE, PICKLED, NpyArrays, NpyOptions
@@ -29,6 +32,7 @@ from shardkit.sources.npy_files import (
     require_intact,
     values,
     walk,
+    whole,
 )
 from shardkit.sources.recognize import having
 from shardkit.system.files import as_name, as_text, require_local
@@ -76,19 +80,15 @@ class Npy(ListedSource):
         if not self._pairs:
             require_inside(entry.path)
             with reading(self.locate(split, entry), entry.stamp) as view:
-                array = parse_header(view)
-                pixels = values(view, _as_row(array), 0, 1)[0]
-            if array.fortran:
-                pixels = pixels.reshape(array.shape[::-1]).T
-            return pixel_record(entry, _pixels(pixels, _axes(_as_row(array))))
+                return pixel_record(entry, as_pixels(whole(view, parse_header(view))))
         if split not in self._pairs:
             raise BadImage(CHANGED)
         with opened(*self._file(self._pairs[split].images), entry.stamp) as view:
             array = parse_header(view)
             _, row = place_of(entry.place)
-            if row >= array.rows:
-                raise BadImage("the file is truncated")
-            return pixel_record(entry, _pixels(values(view, array, row, 1)[0], _axes(array)))
+            if array.fortran or row >= array.rows:
+                raise BadImage(CHANGED)
+            return pixel_record(entry, as_pixels(values(view, array, row, 1)[0]))
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the file of an image; in an array, with its row."""
@@ -150,7 +150,7 @@ class Npy(ListedSource):
                 with reading(os.path.join(self.path, as_name(path))) as view:
                     array = parse_header(view)
                     stamp = view.stamp
-                    _axes(_as_row(array))
+                    image_axes(array.dtype, array.shape)
                     require_pixels(array.shape)
             except BadImage as error:
                 listing.blame(path, error.stated)
@@ -213,16 +213,6 @@ def _axes(array: Array) -> str:
     if array.fortran:
         raise BadImage("it is in Fortran order", remedy="save np.ascontiguousarray(x)")
     return image_axes(array.dtype, array.shape[1:])
-
-
-def _as_row(array: Array) -> Array:
-    """Return the array of one image as the only row of an array."""
-    return array._replace(shape=(1, *array.shape), fortran=False)
-
-
-def _pixels(array: npt.NDArray[Any], axes: str) -> npt.NDArray[np.uint8]:
-    """Return pixels in the order height, width, channel."""
-    return np.ascontiguousarray(array.transpose(1, 2, 0) if axes == "CHW" else array)
 
 
 def _open(path: str | Path, options: NpyOptions) -> Source:

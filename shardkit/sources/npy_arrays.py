@@ -9,9 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from shardkit.contracts import Entry, Scan, SourceOptions, as_packed
 from shardkit.errors import CHANGED, BadImage, UsageError, setting
 from shardkit.kinds.field import Field, check_schema, default_schema
@@ -34,6 +31,7 @@ from shardkit.sources.npy_files import (
     split_folders,
     values,
     walk,
+    whole,
 )
 from shardkit.system.files import as_name, as_text, require_local
 from shardkit.system.text import name_list, quoted
@@ -130,17 +128,14 @@ class NpyArrays(ListedSource):
             with open_array(path, _member(path, name), entry.stamp) as view:
                 array = _checked(parse_header(view))
                 if not self._rows:
-                    stored = _whole(values(view, _as_row(array), 0, 1)[0], array)
+                    stored = whole(view, array)
                 else:
                     row = place_of(entry.place)[1]
                     if array.fortran or row >= array.rows:
                         raise BadImage(CHANGED)
                     stored = values(view, array, row, 1)[0]
             arrays[name] = stored.astype(stored.dtype.newbyteorder("<"), copy=False)
-        little = {
-            name: array.astype(array.dtype.newbyteorder("<")) for name, array in arrays.items()
-        }
-        return self.complete(Record(entry.key, _described(entry)), little)
+        return self.complete(Record(entry.key, _described(entry)), arrays)
 
     def read_together(self, split: str, entries: Sequence[Entry]) -> Sequence[Record | None]:
         """Return the records of .npy files as NumPy writes them, if all arrays have one shape."""
@@ -205,8 +200,6 @@ class NpyArrays(ListedSource):
             self._labels = None
         chosen = [name for name in names if name != self._labels]
         arrays, stamp = _read_headers(path, chosen)
-        if not arrays:
-            raise BadImage("it has no array")
         counts = {name: array.rows for name, array in arrays.items()}
         rows = next(iter(counts.values()))
         if len(set(counts.values())) > 1:
@@ -332,13 +325,3 @@ def _schema(arrays: Mapping[str, Array]) -> dict[str, Field]:
     except ValueError as error:
         raise BadImage(str(error)) from error
     return schema
-
-
-def _as_row(array: Array) -> Array:
-    """Return an array as the only row of an array."""
-    return array._replace(shape=(1, *array.shape), fortran=False)
-
-
-def _whole(stored: npt.NDArray[Any], array: Array) -> npt.NDArray[Any]:
-    """Return the values of a file in the order of its axes."""
-    return np.asarray(stored.reshape(array.shape[::-1]).T if array.fortran else stored)

@@ -211,19 +211,30 @@ def _array(header: bytes, start: int, size: int) -> Array:
 
 def read_array(data: bytes) -> npt.NDArray[np.generic]:
     """Return the array of an .npy file in memory; BadImage as for `parse_header`."""
-    array = parse_header(_Bytes(data))
-    values: npt.NDArray[np.generic] = np.frombuffer(data, array.dtype, offset=array.start)
-    return values.reshape(array.shape, order="F" if array.fortran else "C")
+    view = _Bytes(data)
+    return whole(view, parse_header(view))
+
+
+def whole(view: OpenedFile | _Bytes, array: Array) -> npt.NDArray[np.generic]:
+    """Return all values of an array; BadImage if the file is truncated."""
+    size = math.prod(array.shape) * array.dtype.itemsize
+    content: npt.NDArray[np.generic] = np.frombuffer(_read(view, array.start, size), array.dtype)
+    return content.reshape(array.shape, order="F" if array.fortran else "C")
 
 
 def values(
     view: OpenedFile | _Bytes, array: Array, row: int, count: int
 ) -> npt.NDArray[np.generic]:
     """Return rows of an array that is not in Fortran order; BadImage if the file is truncated."""
-    data = view.read(array.start + row * array.row_bytes, count * array.row_bytes)
-    if len(data) != count * array.row_bytes:
-        raise BadImage("the file is truncated")
+    data = _read(view, array.start + row * array.row_bytes, count * array.row_bytes)
     return np.frombuffer(data, array.dtype).reshape(count, *array.shape[1:])
+
+
+def _read(view: OpenedFile | _Bytes, offset: int, size: int) -> bytes:
+    data = view.read(offset, size)
+    if len(data) != size:
+        raise BadImage("the file is truncated")
+    return data
 
 
 def read_values(
