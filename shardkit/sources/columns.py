@@ -165,7 +165,7 @@ def label_in(column: Column, value: Any) -> Value:
             raise BadImage(
                 f"its {column.name} has {len(value):,} bytes, over the limit of {_MOST_LABEL:,}"
             )
-        as_text = Kept(column.name, column.name, None, None, False)
+        as_text = Kept(column.name, column.name)
         is_json = column.holds == "json"
         value = (
             value_of(as_text, Field("json"), value)
@@ -402,7 +402,7 @@ class Columns:
                 remedy=f"name one with {setting('keep', f'other={others[names.index(twice)]}')}, "
                 f"or leave all out with {setting('keep', 'none')}",
             )
-        return [Kept(*pair, None, None, False) for pair in zip(names, others, strict=True)]
+        return [*map(Kept, names, others)]
 
     def _field(self, kept: Kept) -> Field:
         column = self._columns.get(kept.source)

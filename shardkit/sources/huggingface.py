@@ -60,7 +60,7 @@ class HuggingFace(ColumnSource):
         files = [
             RowFile(path, name, "", ours)
             for ours, theirs in names.items()
-            for path, name in zip(files_of[theirs].paths, files_of[theirs].names, strict=True)
+            for path, name in files_of[theirs]
         ]
         with refusing(files[0].path):
             columns = _describe(files[0].path)[1]

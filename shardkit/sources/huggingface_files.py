@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from shardkit.contracts import Recognition
 from shardkit.errors import UsageError
 from shardkit.record import load_json
 from shardkit.sources.folders import below, is_split_name
-from shardkit.sources.inputs import InputFiles, find_files
+from shardkit.sources.inputs import find_files
 from shardkit.system.files import read_small
 from shardkit.system.safe_paths import parts_of
 from shardkit.system.text import quoted
@@ -28,7 +29,11 @@ _SPLIT = re.compile(r"(?P<split>\w+)-[0-9]{5}-of-[0-9]{5}(-[0-9a-f]+)?\.parquet"
 """The name of a file of one split, as on the Hub."""
 
 
-def find_splits(pattern: str | Path) -> dict[str, InputFiles]:
+_Files = list[tuple[str, str]]
+"""Paths of files, each with a short name."""
+
+
+def find_splits(pattern: str | Path) -> Mapping[str, _Files]:
     """Return the files of each split; the only name is "" without splits."""
     folder = Path(pattern)
     if (folder / _DICT).exists():
@@ -40,18 +45,12 @@ def find_splits(pattern: str | Path) -> dict[str, InputFiles]:
         return {"": _saved(folder)}
     if folder.is_dir() and not any(folder.glob("*.parquet")) and (folder / "data").is_dir():
         pattern = folder / "data"
-    files = find_files(pattern, (".parquet",))
-    splits_of = [_split_of(os.path.basename(path)) for path in files.paths]
-    if "" in splits_of or len(set(splits_of)) == 1:
-        return {"": files}
-    result = {}
-    for split in dict.fromkeys(splits_of):
-        chosen = [number for number, its in enumerate(splits_of) if its == split]
-        paths, names = (
-            tuple(map(column.__getitem__, chosen)) for column in (files.paths, files.names)
-        )
-        result[split] = InputFiles(paths, names, ())
-    return result
+    paths, names, _ = find_files(pattern, (".parquet",))
+    files = [*zip(paths, names, strict=True)]
+    of_split: defaultdict[str, _Files] = defaultdict(list)
+    for file in files:
+        of_split[_split_of(os.path.basename(file[0]))].append(file)
+    return {"": files} if "" in of_split or len(of_split) == 1 else of_split
 
 
 def _split_of(file: str) -> str:
@@ -61,7 +60,7 @@ def _split_of(file: str) -> str:
     return match["split"] if match else stem * is_split_name(stem)
 
 
-def _saved(folder: Path) -> InputFiles:
+def _saved(folder: Path) -> _Files:
     """Return the files of a folder that ``Dataset.save_to_disk`` wrote."""
     state = folder / _STATE
     listed = _load(state).get("_data_files")
@@ -71,7 +70,7 @@ def _saved(folder: Path) -> InputFiles:
     for name in names:
         if not (folder / name).is_file() or (folder / name).is_symlink():
             raise UsageError(f"{folder / name} is not a file, but {state} lists it")
-    return InputFiles(tuple(str(folder / name) for name in names), tuple(names), ())
+    return [(str(folder / name), name) for name in names]
 
 
 def _plain(name: object, where: Path) -> str:

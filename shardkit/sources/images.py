@@ -21,7 +21,7 @@ from shardkit.codecs.image import encode, image_field_of, sniff
 from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.contracts import Entry
 from shardkit.errors import CHANGED, BadImage, ConversionFailed
-from shardkit.record import LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json
+from shardkit.record import LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json, path_meta
 from shardkit.system.files import parts_of_text
 
 _READ = "jpg jpeg jpe jfif png webp bmp gif tif tiff ppm pgm pbm pnm avif jp2 j2k tga dds psd qoi"
@@ -64,11 +64,15 @@ def image_record(entry: Entry, data: bytes) -> Record:
     Raises:
         BadImage: If ``data`` is not an image.
     """
-    meta = b'{"path":%b}' % dump_json(entry.path)  # the encoder is slow to start for an object
-    fields = {image_field_of(BytesIO(data)): data, META_FIELD: meta}
+    return Record(entry.key, {image_field_of(BytesIO(data)): data, **described(entry)})
+
+
+def described(entry: Entry) -> dict[str, bytes]:
+    """Return path and label of an image, as its record has them."""
+    fields = {META_FIELD: path_meta(entry.path)}
     if entry.label != NO_LABEL:
         fields[LABEL_FIELD] = b"%d" % entry.label
-    return Record(entry.key, fields)
+    return fields
 
 
 def is_image(head: bytes) -> bool:
@@ -126,10 +130,7 @@ def pixel_record(entry: Entry, pixels: npt.NDArray[np.uint8]) -> Record:
 def raw_record(entry: Entry, data: bytes, height: int, width: int) -> Record:
     """Return the record of an attached file's pixels, uint8 in the order height, width, channel."""
     meta = {"path": entry.path, "width": width, "height": height}
-    fields = {"raw": data, META_FIELD: dump_json(meta)}
-    if entry.label != NO_LABEL:
-        fields[LABEL_FIELD] = b"%d" % entry.label
-    return Record(entry.key, fields)
+    return Record(entry.key, {"raw": data, **described(entry), META_FIELD: dump_json(meta)})
 
 
 def require_inside(name: str) -> None:

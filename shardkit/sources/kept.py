@@ -26,11 +26,11 @@ class Kept(NamedTuple):
     name: str
     source: str
     """Where it is in the source: the suffix of a member, or the name of a feature."""
-    pointer: str | None
+    pointer: str | None = None
     """The path of its value in a JSON object."""
-    kind: str | None
+    kind: str | None = None
     """One of `KEPT_KINDS`; None means what the source takes it for."""
-    optional: bool
+    optional: bool = False
     """Whether records may lack it."""
 
     def __str__(self) -> str:

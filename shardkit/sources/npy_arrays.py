@@ -13,10 +13,10 @@ from shardkit.contracts import Entry, Scan, SourceOptions, as_packed
 from shardkit.errors import CHANGED, BadImage, UsageError, setting
 from shardkit.kinds.field import Field, check_schema, default_schema
 from shardkit.options import option
-from shardkit.record import IMAGE, LABEL_FIELD, META_FIELD, NO_LABEL, Record, path_meta
+from shardkit.record import IMAGE, Record
 from shardkit.sources.driver import ListedSource, Listing, Row
 from shardkit.sources.file_labels import find_table, read_table
-from shardkit.sources.images import require_inside
+from shardkit.sources.images import described, require_inside
 from shardkit.sources.inputs import place, place_of, refusing, require_rows
 from shardkit.sources.labels import Value, classes_option, read_classes
 from shardkit.sources.npy_files import (
@@ -135,7 +135,7 @@ class NpyArrays(ListedSource):
                         raise BadImage(CHANGED)
                     stored = values(view, array, row, 1)[0]
             arrays[name] = stored.astype(stored.dtype.newbyteorder("<"), copy=False)
-        return self.complete(Record(entry.key, _described(entry)), arrays)
+        return self.complete(Record(entry.key, described(entry)), arrays)
 
     def read_together(self, split: str, entries: Sequence[Entry]) -> Sequence[Record | None]:
         """Return the records of .npy files as NumPy writes them, if all arrays have one shape."""
@@ -155,7 +155,7 @@ class NpyArrays(ListedSource):
             (field.shape or (), field.values),
         )
         return [
-            None if content is None else Record(entry.key, {**_described(entry), stored: content})
+            None if content is None else Record(entry.key, {**described(entry), stored: content})
             for entry, content in zip(packed, contents, strict=True)
         ]
 
@@ -281,14 +281,6 @@ class NpyArrays(ListedSource):
             name: first if first.shape == schema[name].shape else Field("array", first.dtype)
             for name, first in self.schema.items()
         }
-
-
-def _described(entry: Entry) -> dict[str, bytes]:
-    """Return path and label of a sample, as its record has them."""
-    fields = {META_FIELD: path_meta(entry.path)}
-    if entry.label != NO_LABEL:
-        fields[LABEL_FIELD] = b"%d" % entry.label
-    return fields
 
 
 def _member(path: str, name: str) -> str:

@@ -124,10 +124,7 @@ class Pairs(AnnotatedSource):
         if not masks:
             several = len(layout.masks) > 1
             names = [_field_name(name) if several else "mask" for name in layout.masks]
-            masks = [
-                Kept(name, folder, None, None, False)
-                for name, folder in zip(names, layout.masks, strict=True)
-            ]
+            masks = [*map(Kept, names, layout.masks)]
         self.kept_files = [kept._replace(kind=kept.kind or "mask") for kept in masks]
         self.settle(images=layout.images, masks=",".join(map(str, self.kept_files)))
 

@@ -188,7 +188,7 @@ class WebDataset(RowSource, AttachableSource):
         suffix, colon, pointer = self._label.partition(":")
         if member.size > _MOST_TEXT:
             return BadImage(f"its {suffix} has {member.size} bytes, too many for a label")
-        kept = Kept(suffix, suffix, pointer if colon else None, "text", False)
+        kept = Kept(suffix, suffix, pointer if colon else None, "text")
         try:
             value = value_of(kept, kept.field(""), content(view, member))
         except BadImage:
