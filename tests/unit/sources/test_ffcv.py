@@ -193,23 +193,6 @@ def test_classes_have_the_names_in_a_file(tmp_path: Path) -> None:
     assert dataset[0][1] == 2
 
 
-def test_a_changed_file_is_found_and_a_damaged_dataset_repaired(tmp_path: Path) -> None:
-    path, made = beton(tmp_path, "jpg"), tmp_path / "made"
-    assert invoke("convert", "ffcv", path, made, "--to", "webdataset").exit_code == 0
-    assert invoke("verify", made, "--against", path).exit_code == 0
-    (shard,) = made.glob("*.tar")
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 3] ^= 1
-    shard.write_bytes(content)
-    assert invoke("verify", made).exit_code == 1
-    assert invoke("repair", made, "--from", path).exit_code == 0
-    assert invoke("verify", made, "--against", path).exit_code == 0
-    content = bytearray(path.read_bytes())
-    content[(1 << 21) + 300] ^= 1
-    path.write_bytes(content)
-    assert invoke("verify", made, "--against", path).exit_code == 1
-
-
 # Options
 
 
