@@ -6,7 +6,6 @@ import errno
 import itertools
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,9 +146,7 @@ def unshared() -> list[str]:
     command = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-r", "-m"]
     trial = "mount -t tmpfs -o size=64k none /tmp"
     try:
-        tried = subprocess.run(
-            [*command, "sh", "-c", trial], capture_output=True, check=False, timeout=DEADLINE
-        )
+        tried = execute(*command, "sh", "-c", trial)
     except OSError:
         return []
     return [] if tried.returncode else command

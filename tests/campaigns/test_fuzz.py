@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from campaign import SEED, cases, in_full, points
-from helpers import DEADLINE
+from helpers import DEADLINE, execute
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -195,15 +195,8 @@ def test_the_fuzzer_starts_again_after_a_crash(beside: Callable[[str], str], nam
 
 
 def script(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, ROOT / "scripts" / "fuzz.py", *map(str, arguments)],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=2 * DEADLINE,
-        check=False,
-    )
+    words = (sys.executable, ROOT / "scripts" / "fuzz.py", *arguments)
+    return execute(*words, cwd=ROOT, env=environment(), timeout=2 * DEADLINE)
 
 
 @in_full

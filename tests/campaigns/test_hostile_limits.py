@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from campaign import cases
 from helpers import (
-    DEADLINE,
     encoded,
+    execute,
     make_dataset,
     make_folder,
     make_tree,
@@ -245,14 +245,7 @@ def test_a_forged_number_of_rows_takes_no_memory(tmp_path: Path, command: tuple[
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))
 
-    done = subprocess.run(
-        shardkit_command(*(word.format(place) for word in command)),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-        preexec_fn=limit,
-    )
+    done = execute(*shardkit_command(*(word.format(place) for word in command)), preexec_fn=limit)
     assert done.returncode in (1, 2), done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") <= 1

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers import png
+from helpers import png, python
 
 from shardkit import attach, convert, open_source
 
@@ -80,14 +78,8 @@ def peaks(places: dict[int, Path], verb: str, *names: str) -> list[int]:
     """Return the most memory, in KiB, that a process of a verb has used, for each count."""
     measured = []
     for folder in places.values():
-        command = [sys.executable, "-c", MEASURED, verb, *(str(folder / name) for name in names)]
-        done = subprocess.run(
-            command,
-            check=True,
-            capture_output=True,
-            timeout=1000,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )
+        settings: dict[str, Any] = {"env": {"OPENBLAS_NUM_THREADS": "1"}, "timeout": 1000}
+        done = python(MEASURED, verb, *(folder / n for n in names), check=True, **settings)
         measured.append(max(map(int, done.stdout.split())))
     return measured
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import h5py
 import lmdb
 import numpy as np
 import pytest
 from campaign import points
-from helpers import DEADLINE, shardkit_command, tree, wait_until
+from helpers import DEADLINE, execute, shardkit_command, tree, wait_until
 
 from shardkit import convert, verify
 from shardkit.cluster.jobs import Jobs
@@ -58,13 +58,8 @@ def make_many(folder: Path, count: int) -> Path:
 
 def peak(script: Path, *arguments: object) -> int:
     """Return the most memory that any process of a command has used."""
-    done = subprocess.run(
-        [sys.executable, script, *map(str, arguments)],
-        check=True,
-        capture_output=True,
-        timeout=1000,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-    )
+    settings: dict[str, Any] = {"env": {"OPENBLAS_NUM_THREADS": "1"}, "timeout": 1000}
+    done = execute(sys.executable, script, *arguments, check=True, **settings)
     return max(map(int, done.stdout.split()))
 
 

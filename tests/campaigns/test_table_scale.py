@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers import python
 
 FOLDERS = 1000
 MOST_SECONDS = 60
@@ -41,12 +40,7 @@ def test_a_million_rows_are_planned(tmp_path: Path) -> None:
                 (root / name).touch()
                 table.write(f"{name},class {number % 100}\n")
 
-    done = subprocess.run(
-        [sys.executable, "-c", PLAN, str(tmp_path / "t.csv"), str(root)],
-        check=True,
-        capture_output=True,
-        timeout=800,
-    )
+    done = python(PLAN, tmp_path / "t.csv", root, check=True, timeout=800)
 
     rows, seconds, memory = json.loads(done.stdout)
     assert rows == 1000 * FOLDERS

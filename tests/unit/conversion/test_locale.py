@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from helpers import jpeg, run
+from helpers import execute, jpeg, run
 from stated import stated
 
 PLAIN = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -23,14 +22,9 @@ def latin(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     made = tmp_path_factory.mktemp("locales") / "en_US.ISO-8859-1"
     if shutil.which("localedef") is None:
         pytest.skip("localedef is missing")
-    done = subprocess.run(
-        ["localedef", "-i", "en_US", "-f", "ISO-8859-1", str(made)],
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
+    done = execute("localedef", "-i", "en_US", "-f", "ISO-8859-1", made, timeout=240)
     if not made.exists():
-        pytest.skip(f"localedef cannot make it: {done.stderr.decode(errors='replace')[:80]}")
+        pytest.skip(f"localedef cannot make it: {done.stderr[:80]}")
     return {"LOCPATH": str(made.parent), "LC_ALL": made.name, **PLAIN}
 
 

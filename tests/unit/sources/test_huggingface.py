@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from foreign import arrow_table, make_parquet, make_saved
-from helpers import DEADLINE, invoke, jpeg, png, run_main, tree
+from helpers import invoke, jpeg, png, python, run_main, tree
 from refusals import refused
 
 from shardkit import UsageError, convert, export, open_dataset, open_source, verify
@@ -269,13 +267,8 @@ shardkit.convert(data, place / "pixels", to="lmdb", shuffle=False, workers=1)
 data = data.cast_column("image", d.Image(decode=False))
 shardkit.convert(data, place / "unchanged", to="lmdb", shuffle=False, workers=1)
 """
-    subprocess.run(
-        [sys.executable, "-c", code, tmp_path],
-        check=True,
-        timeout=DEADLINE,
-        capture_output=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")},
-    )
+    variables = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    python(code, tmp_path, env=variables, check=True)
     with pytest.raises(BadImages) as failed:  # it embeds nothing
         convert(opened(tmp_path / "paths.parquet"), tmp_path / "paths", to="lmdb")
     assert "has no image bytes, only the path" in failed.value.problems[0].reason
