@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, overload
@@ -25,7 +25,6 @@ import numpy.typing as npt
 
 from shardkit._version import __version__
 from shardkit.errors import BadImage, Problem, UsageError, located
-from shardkit.fast_dataclass import dataclass
 from shardkit.kinds.field import Field, Schema, default_schema, load_schema, uniform_arrays
 from shardkit.options import Option, make, options_of
 from shardkit.record import DATASET_FILE, Record, is_raw

@@ -29,8 +29,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
-
-from shardkit.fast_dataclass import dataclass
+from dataclasses import dataclass
 
 _REFERENCE = re.compile("\x1e([^=\x1f]*)=([^\x1f]*)\x1f")
 """An option in a text: between characters that no text for people has."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
 
 from PIL import ImageColor
@@ -16,7 +17,6 @@ from shardkit.codecs.image import FILTERS, WHITE, Coding, Color, ImageInfo, codi
 from shardkit.codecs.image_type import MOST_CHANNELS, RGB, ImageType
 from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.errors import UsageError, setting
-from shardkit.fast_dataclass import dataclass
 from shardkit.options import (
     changed,
     describe,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,7 +28,6 @@ from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import Placement, convert, plan_conversion
 from shardkit.conversion.plan import ConvertOptions
 from shardkit.errors import UsageError, setting
-from shardkit.fast_dataclass import dataclass
 from shardkit.options import option
 from shardkit.recipe import RecipeOptions
 from shardkit.registry import (

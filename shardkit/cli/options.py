@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import click
 
 from shardkit.errors import spelled
-from shardkit.fast_dataclass import dataclass
 from shardkit.options import Option, option, options_of, same_option
 from shardkit.registry import OWN_FORMATS, format_hint, format_names
 from shardkit.system.machine import usable_cpus

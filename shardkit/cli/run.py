@@ -13,11 +13,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import click
 
-from shardkit.fast_dataclass import dataclass
 from shardkit.options import option
 from shardkit.system.text import json_value, printable, shell
 

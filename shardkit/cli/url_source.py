@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from shardkit.cli.printing import progress_bar
@@ -10,7 +11,6 @@ from shardkit.cli.run import Run
 from shardkit.contracts import SourceOptions
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import ShardkitError, UsageError
-from shardkit.fast_dataclass import dataclass
 from shardkit.options import option
 from shardkit.registry import get_source
 from shardkit.system.late import load

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from shardkit.dataset.manifest import (
 )
 from shardkit.dataset.reports import IGNORED, SKIPPED, report_lines
 from shardkit.errors import Problem, UsageError, damaged_index
-from shardkit.fast_dataclass import dataclass
 from shardkit.kinds.field import Schema
 from shardkit.record import ABSENT, IMAGE, LABEL, LABEL_FIELD, META_FIELD, STORED_KINDS, image_name
 from shardkit.system.files import as_name, sha256_of, sync

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,6 @@ from shardkit.dataset.index_builder import ShardRange, index_shard
 from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import ShardEntry
 from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
-from shardkit.fast_dataclass import dataclass
 from shardkit.kinds.field import Schema, describe_schema
 from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -12,7 +12,6 @@ from shardkit.contracts import PartedSource, Scan, Source, scan_source
 from shardkit.conversion.parted_scan import Listed, ListTask, list_part, scan_in_parts
 from shardkit.conversion.task import Built, Task, carry_out
 from shardkit.errors import located
-from shardkit.fast_dataclass import dataclass
 from shardkit.options import option, require_valid
 from shardkit.system.late import load
 from shardkit.system.pool import Progress, Report, run_tasks, worthwhile

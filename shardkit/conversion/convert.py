@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -24,7 +24,6 @@ from shardkit.conversion.task import load_result
 from shardkit.dataset.manifest import FACTS_NAME, MANIFEST_NAME, Manifest
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.errors import DiskFull, UsageError, located, setting
-from shardkit.fast_dataclass import dataclass
 from shardkit.options import changed, group, option, takes
 from shardkit.recipe import Recipe, RecipeOptions
 from shardkit.sources.imagefolder import FolderOptions

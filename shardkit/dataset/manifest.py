@@ -13,13 +13,12 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shardkit.dataset.index import INDEX_DIRECTORY, TIMES, index_files, string_files
 from shardkit.errors import CorruptDataset, Problem, ShardkitError, UsageError, located, setting
-from shardkit.fast_dataclass import dataclass
 from shardkit.kinds.field import Field, load_schema
 from shardkit.recipe import Recipe
 from shardkit.record import DATASET_FILE, IMAGE, LABEL, dump_json, load_json

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardkit.dataset.manifest import FORMAT_VERSION, PARTS, Manifest, PartEntry
 from shardkit.errors import CorruptDataset
-from shardkit.fast_dataclass import dataclass
 from shardkit.kinds.field import describe_schema
 from shardkit.recipe import Recipe
 from shardkit.record import dump_json, load_json

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +30,6 @@ from shardkit.contracts import (
     as_packed,
 )
 from shardkit.errors import BadImage, Problem, UsageError, setting
-from shardkit.fast_dataclass import dataclass
 from shardkit.options import option
 from shardkit.record import DATASET_FILE, NO_LABEL, Record, make_keys
 from shardkit.sources.folders import (

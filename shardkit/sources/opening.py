@@ -6,13 +6,13 @@ An option that was given asks for a wrapper, and so does an entry in the descrip
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from shardkit.contracts import Source, SourceOptions
 from shardkit.errors import UsageError, setting
-from shardkit.fast_dataclass import dataclass
 from shardkit.kinds.field import Field, Schema
 from shardkit.options import changed, option, require_names
 from shardkit.registry import DEFAULT_SOURCE, get_source, is_source, open_source, source_names

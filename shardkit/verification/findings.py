@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardkit.dataset.index import Index, IndexSegment
 from shardkit.dataset.manifest import MANIFEST_NAME, ShardEntry
-from shardkit.fast_dataclass import dataclass
 from shardkit.kinds.field import Schema
 from shardkit.system.files import as_name
 from shardkit.verification.record_comparison import ComparisonResult, SourceComparison

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from shardkit.contracts import Entry, Source
 from shardkit.dataset.decode import decode_shown
 from shardkit.dataset.located import EncodedImage
 from shardkit.errors import BadImage
-from shardkit.fast_dataclass import dataclass
 from shardkit.kinds.field import Field, Schema
 from shardkit.pipeline import convert_record
 from shardkit.recipe import CHECK_NOTES, Recipe
