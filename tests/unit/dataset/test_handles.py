@@ -7,6 +7,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +170,8 @@ def test_a_format_reader_serves_one_thread_at_a_time(tmp_path: Path) -> None:
             if record.key != str(row):
                 wrong.append(row)
 
-    threads = [threading.Thread(target=work, args=(n * 200,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, (0, 200, 400, 600)))
     assert wrong == []
     assert len(made) == 1
     assert not made[0].crowded
@@ -206,11 +204,8 @@ def test_threads_read_the_right_bytes_while_handles_come_and_go(tmp_path: Path) 
             if shard_file(paths[number], 10, "id").read(0, 10) != f"{number:010d}".encode():
                 wrong.append(number)
 
-    threads = [threading.Thread(target=work, args=(step,)) for step in (1, 7, 11, 13)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, (1, 7, 11, 13)))
     assert wrong == []
     assert len(open_below(tmp_path)) == MAX_OPEN
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -57,15 +58,12 @@ def test_a_file_is_fetched_once(tmp_path: Path) -> None:
         wait_until(lambda: len(begun) == 4, "the other threads")
         os.pwrite(descriptor, content(1), 0)
 
-    def fetch_too() -> None:
-        begun.append(1)
+    def fetch_too(number: int) -> None:
+        begun.append(number)
         cache.fetch(remote(1), path, fill)
 
-    threads = [threading.Thread(target=fetch_too) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fetch_too, range(4)))
 
     assert calls == [1]
     assert path.read_bytes() == content(1)

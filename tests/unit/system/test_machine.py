@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -200,14 +201,8 @@ def test_processes_take_turns(tmp_path: Path) -> None:
 
 
 def test_threads_take_turns(tmp_path: Path) -> None:
-    found: list[int] = []
-    work = partial(collide, tmp_path / "turn")
-    threads = [threading.Thread(target=lambda: found.append(work())) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == [0, 0, 0]
+    with ThreadPoolExecutor(3) as pool:
+        assert [*pool.map(collide, [tmp_path / "turn"] * 3)] == [0, 0, 0]
 
 
 class Colliding:

@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections import OrderedDict, namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -153,12 +154,8 @@ def test_blocks_freed_in_other_threads_are_reused_by_one_at_a_time() -> None:
                 wrong.extend(n for n in held if not bool((n == number).all()))  # type: ignore[misc]
                 held.clear()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-    assert not any(thread.is_alive() for thread in threads)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
     assert wrong == []
     assert len(places) <= 12 + 16  # as many as were ever held, and a few kept
 
