@@ -391,7 +391,8 @@ def _description_in(root: str) -> Path | None:
     """Return the description in a folder; data.yaml before others."""
     files = sorted(Path(root).glob("*.*a*"), key=lambda path: (path.stem != "data", path.name))
     for path in files:
-        if path.suffix in (*_YAML, _DARKNET) and _looks_like_description(read_small(path)):
+        is_named = path.suffix in (*_YAML, _DARKNET) and path.is_file()
+        if is_named and _looks_like_description(read_small(path)):
             return path
     return None
 
@@ -462,10 +463,13 @@ def _points_of(values: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
 
 def _texts(values: Iterable[object]) -> tuple[str, ...]:
     """Return texts and numbers as texts; lists, which aliases of YAML may make huge, are wrong."""
-    texts = tuple(values)
-    if not all(isinstance(value, str | int | float) for value in texts):
+    items = tuple(values)
+    if not all(isinstance(value, str | int | float) for value in items):
         raise ValueError("a list is where text is expected")
-    return tuple(map(str, texts))
+    texts = tuple(map(str, items))
+    if any("\0" in text for text in texts):
+        raise ValueError("a text contains a zero byte")
+    return texts
 
 
 def _recognize(seen: Overview) -> Iterator[Recognition]:

@@ -290,6 +290,9 @@ def test_wrong_descriptions_are_refused(tmp_path: Path) -> None:
         file.write_bytes(description(train="images", **values))
         with refused(UsageError, file):
             scan(file)
+    file.write_bytes(description(train="images\0"))
+    with refused(UsageError, file):
+        scan(file)
     bomb = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
     file.write_text(f"a0: &a0 [x]\n{bomb}names: *a29\ntrain: images\n")
     with refused(UsageError, file):
@@ -315,6 +318,12 @@ def test_classes_may_be_given(tmp_path: Path) -> None:
     with refused(BadImages, "images/a.jpg"):
         convert(open_source("yolo", source, classes=str(names)), tmp_path / "bad", to="lmdb")
     refuses(2, "convert", "yolo", tmp_path / "none", tmp_path / "x", "--to", "lmdb")
+
+
+def test_a_folder_is_no_description(tmp_path: Path) -> None:
+    root = make_tree(tmp_path / "pets.data", {"images/a.jpg": JPEG, "labels/a.txt": ROW})
+    (root / "voc.data").mkdir()
+    assert boxes(scan(root), "") == [[BOX]]
 
 
 def test_a_list_of_images_must_be_utf_8(tmp_path: Path) -> None:
