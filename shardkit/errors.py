@@ -34,7 +34,6 @@ from dataclasses import dataclass
 _REFERENCE = re.compile("\x1e([^=\x1f]*)=([^\x1f]*)\x1f")
 """An option in a text: between characters that no text for people has."""
 
-
 STOPS = (";", ":", ".")
 
 _LONGEST = 400
@@ -59,6 +58,12 @@ def spelled(text: str, spell: Callable[[str, str], str] = "{}={}".format) -> str
     return _REFERENCE.sub(lambda match: spell(match[1], match[2]), text)
 
 
+def _neutral(name: str, value: str) -> str:
+    """Return an option for stored texts, which users of Python and of the command read."""
+    shown = "=" * bool(value) + value.strip("'\"")
+    return f"the option {name}{shown}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """A source file that was left out or cannot be converted."""
@@ -66,11 +71,12 @@ class Problem:
     path: str
     """Path relative to the source."""
     reason: str
-    """Why the file was left out or refused; options may be given by reference, see `setting`."""
+    """Why the file was left out or refused; options may be given by reference, see `setting`, and
+    become ``the option pixels=keep``."""
 
     def __post_init__(self) -> None:
         message = self.reason
-        object.__setattr__(self, "reason", spelled(message))
+        object.__setattr__(self, "reason", spelled(message, _neutral))
         object.__setattr__(self, "_message", message)  # no field: manifests have all fields
 
     @property
@@ -83,8 +89,8 @@ class Problem:
         """Names in Python of the options in the reason, in order."""
         return [match[1] for match in _REFERENCE.finditer(self.message)]
 
-    def spelled(self, spell: Callable[[str, str], str] = "{}={}".format) -> dict[str, str]:
-        """Return path and reason as JSON values, with options as `spell` returns them."""
+    def spelled(self, spell: Callable[[str, str], str] = _neutral) -> dict[str, str]:
+        """Return path and reason as JSON values, with options as ``spell`` returns them."""
         return {"path": self.path, "reason": spelled(self.message, spell)}
 
 

@@ -92,7 +92,7 @@ def test_a_plain_copy_lists_each_file_and_the_remedy(folder: Path, tmp_path: Pat
         convert(folder, tmp_path / "made", to="lmdb")
     reasons = {problem.path: problem.reason for problem in caught.value.problems}
     assert reasons.keys() == foreign_paths()
-    assert all("encode='jpeg', png or webp" in reason for reason in reasons.values())
+    assert all("the option encode=jpeg, png or webp" in reason for reason in reasons.values())
     assert "TGA" in reasons["a/image.tga"]
 
 

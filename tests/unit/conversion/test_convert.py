@@ -248,6 +248,16 @@ def test_bad_files_can_be_skipped_and_are_recorded(spoilt: Path, tmp_path: Path)
     assert is_whole(tmp_path / "out")
 
 
+def test_reports_name_options_neither_as_in_python_nor_as_in_commands(tmp_path: Path) -> None:
+    source = make_tree(tmp_path / "photos", {"cat/a.png": png(4, 4), "cat/b.png": png(64, 64)})
+    options = {"encode": "raw", "resize": "18x20", "resize_mode": "crop"}
+    manifest = made(source, tmp_path / "out", on_error="skip", **options)
+    (problem,) = manifest.skipped
+    stored = json.loads((tmp_path / "out/skipped.jsonl").read_text())
+    assert stored == {"path": "cat/a.png", "reason": problem.reason}
+    assert "the option enlarge=True or the option resize_mode=pad" in problem.reason
+
+
 def test_if_all_images_are_bad_nothing_is_written(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "photos", {"cat/a.jpg": b"bad", "cat/b.jpg": b""})
     for on_error in ("fail", "skip"):
