@@ -84,8 +84,8 @@ class PackedEntries(Sequence[Entry]):
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        rest = iter(entries)
-        chunks = iter(lambda: [*itertools.islice(rest, _AT_ONCE)], [])
+        remaining = iter(entries)
+        chunks = iter(lambda: [*itertools.islice(remaining, _AT_ONCE)], [])
         self._hold(*_joined([_packed(*zip(*chunk, strict=True)) for chunk in chunks]))
 
     def _hold(self, text: bytes, numbers: _Numbers) -> None:
@@ -207,8 +207,8 @@ def _packed(paths: Sequence[str], keys: Sequence[str], *columns: Any) -> tuple[b
     """Return texts and numbers of entries, given the columns of `Entry`."""
     *numbers, values = columns
     packed = np.zeros(len(paths), NUMBERS)
-    each = zip(paths, keys, values, strict=True)
-    text, ends = join_strings([*itertools.chain.from_iterable(each)])
+    rows = zip(paths, keys, values, strict=True)
+    text, ends = join_strings([*itertools.chain.from_iterable(rows)])
     lengths = np.diff(ends, prepend=0).reshape(-1, 3).T
     names = ("path", "key", "values", "label", "bytes", "stamp", "place")
     for name, column in zip(names, (*lengths, *numbers), strict=True):

@@ -25,7 +25,7 @@ _Type = TypeVar("_Type")
 _Result = TypeVar("_Result")
 
 _WIDTH = 96
-"""Columns of the generated part of a docstring."""
+"""Columns of the generated lines of a docstring."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +118,8 @@ def same_option(kind: type[Any], name: str, **details: Any) -> Any:
     """
     (source,) = (item for item in fields(kind) if item.name == name)
     default = details.pop("default", source.default)
-    stated = replace(source.metadata["option"], heading=_heading(kind, source), **details)
-    return field(default=default, metadata={"option": stated})
+    shared = replace(source.metadata["option"], heading=_heading(kind, source), **details)
+    return field(default=default, metadata={"option": shared})
 
 
 def options_of(kind: type[Any]) -> tuple[Option, ...]:
@@ -233,12 +233,12 @@ def require_names(option: str, value: object) -> None:
         raise UsageError(f"{setting(option, value)} is not a list of names")
 
 
-def make(kind: type[_Type], given: dict[str, Any]) -> _Type:
-    """Take the options of a class, as a command gives them, out of ``given``; return an object."""
+def make(kind: type[_Type], arguments: dict[str, Any]) -> _Type:
+    """Return the options of a class, and remove them from a command's ``arguments``."""
     values = {}
     for item in options_of(kind):
-        if item.name in given:
-            value = given.pop(item.name)
+        if item.name in arguments:
+            value = arguments.pop(item.name)
             values[item.name] = item.default if value is None and item.shown else value
     return kind(**values)
 
@@ -338,10 +338,10 @@ def takes(*kinds: type[Any]) -> Callable[[Callable[..., _Result]], Callable[...,
         parameters = list(plain.parameters.values())
         count = int(parameters[0].name == "self")
         before = parameters[:count]
-        own = parameters[count + len(kinds) :]
-        named = [item for item in own if item.kind is item.KEYWORD_ONLY]
-        given = [*own[: len(own) - len(named)], *[item.parameter for item in items], *named]
-        signature = inspect.Signature(sorted(given, key=lambda item: item.kind))
+        after = parameters[count + len(kinds) :]
+        named = [item for item in after if item.kind is item.KEYWORD_ONLY]
+        arranged = [*after[: len(after) - len(named)], *[item.parameter for item in items], *named]
+        signature = inspect.Signature(sorted(arranged, key=lambda item: item.kind))
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -350,11 +350,11 @@ def takes(*kinds: type[Any]) -> Callable[[Callable[..., _Result]], Callable[...,
             except TypeError as error:
                 way = _way(kinds, kwargs)
                 raise TypeError(f"{function.__qualname__}() {error}{way}") from None
-            objects = [_made(kind, values) for kind in kinds]
-            rest = {item.name: values[item.name] for item in own if item.name in values}
-            for item in own:
-                _require_path(item.name, item.annotation, rest.get(item.name))
-            return function(*args[:count], *objects, **rest)
+            objects = [_build(kind, values) for kind in kinds]
+            keywords = {item.name: values[item.name] for item in after if item.name in values}
+            for item in after:
+                _require_path(item.name, item.annotation, keywords.get(item.name))
+            return function(*args[:count], *objects, **keywords)
 
         taken = _Signature(
             [*before, *signature.parameters.values()], return_annotation=plain.return_annotation
@@ -391,13 +391,13 @@ def _way(kinds: Iterable[type[Any]], names: Iterable[str]) -> str:
     return next((f": {ways[name]}" for name in names if name in ways), "")
 
 
-def _made(kind: type[_Type], given: Mapping[str, Any]) -> _Type:
-    """Return an object of the options that are its own; so have its groups."""
-    values = {item.name: given[item.name] for item in options_of(kind) if item.name in given}
-    groups = {name: _made(other, given) for name, other in _groups(kind).items()}
-    made = kind(**values, **groups)
-    _refuse_wrong_types(made)
-    return made
+def _build(kind: type[_Type], keywords: Mapping[str, Any]) -> _Type:
+    """Return an object with its own options and groups of options, taken from ``keywords``."""
+    values = {item.name: keywords[item.name] for item in options_of(kind) if item.name in keywords}
+    groups = {name: _build(group, keywords) for name, group in _groups(kind).items()}
+    built = kind(**values, **groups)
+    _refuse_wrong_types(built)
+    return built
 
 
 class _Signature(inspect.Signature):
@@ -424,9 +424,9 @@ def _refuse_wrong_types(values: Any) -> None:
 def _with_arguments(doc: str, items: Iterable[Option]) -> str:
     """Return a docstring with the help of each option, after the arguments that it has."""
     lines = "".join(f"\n{_line(item)}" for item in items)
-    head, *rest = re.split(r"(?=\n\n(?:Returns|Raises):)", inspect.cleandoc(doc), maxsplit=1)
+    head, *sections = re.split(r"(?=\n\n(?:Returns|Raises):)", inspect.cleandoc(doc), maxsplit=1)
     heading = "" if "\n\nArgs:" in head else "\n\nArgs:"
-    return f"{head}{heading}{lines}{''.join(rest)}"
+    return f"{head}{heading}{lines}{''.join(sections)}"
 
 
 def _line(item: Option) -> str:

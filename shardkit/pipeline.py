@@ -339,8 +339,8 @@ class _Conversion:
         if scales_jpeg and recipe.dct_scaling:
             return self._scaled_by_dct(size)
         pixels = turn(self._decode(), self.info.orientation)
-        whole = (0.0, 0.0, float(pixels.shape[1]), float(pixels.shape[0]))
-        return self.codec.scale(pixels, whole, size[::-1], recipe.filter)
+        box = (0.0, 0.0, float(pixels.shape[1]), float(pixels.shape[0]))
+        return self.codec.scale(pixels, box, size[::-1], recipe.filter)
 
     def _scaled_at_once(self, size: Size) -> TypedPixels | None:
         """Return a JPEG that is scaled while it is decoded; None if it is no ordinary one."""

@@ -34,7 +34,7 @@ class _Registry(Generic[_Plugin]):
 
     word: str
     type: type[_Plugin]
-    own: Mapping[str, str]
+    builtin: Mapping[str, str]
     """Name to ``module:ATTRIBUTE``."""
 
     @property
@@ -43,13 +43,13 @@ class _Registry(Generic[_Plugin]):
         return f"shardkit.{self.word}s"
 
     def names(self) -> list[str]:
-        return sorted(self.own.keys() | entry_points(self.group).keys())
+        return sorted(self.builtin.keys() | entry_points(self.group).keys())
 
     def has(self, name: str) -> bool:
-        return name in self.own or name in entry_points(self.group)
+        return name in self.builtin or name in entry_points(self.group)
 
     def get(self, name: str) -> _Plugin:
-        target = self.own.get(name) or entry_points(self.group).get(name)
+        target = self.builtin.get(name) or entry_points(self.group).get(name)
         if target is None:
             raise UsageError(
                 f"unknown {self.word} {quoted(name)};",
@@ -111,7 +111,7 @@ _SOURCES = _Registry(
 )
 
 
-OWN_FORMATS = tuple(_FORMATS.own)
+OWN_FORMATS = tuple(_FORMATS.builtin)
 """Formats of shardkit; those of other packages are known when they are asked for."""
 
 
@@ -147,7 +147,7 @@ def source_hint(name: str) -> str:
 
 def is_own_source(name: str) -> bool:
     """Return whether the kind of source is shardkit's own, not one of another package."""
-    return name in _SOURCES.own
+    return name in _SOURCES.builtin
 
 
 def open_source(kind: str, path: str | Path, **options: Any) -> Source:

@@ -86,7 +86,7 @@ class AttachOptions:
 
 @takes(WebDatasetOptions, AttachOptions, Processes)
 def attach(
-    own: WebDatasetOptions,
+    source_options: WebDatasetOptions,
     options: AttachOptions,
     processes: Processes,
     archives: str | Path | Source,
@@ -114,11 +114,11 @@ def attach(
         ConversionFailed: If writing fails, or an archive changes meanwhile.
     """
     source = archives
-    given = changed(own)
+    names = changed(source_options)
     if isinstance(source, str | Path):
-        source = open_source(DEFAULT_ATTACHED, source, **given)
-    elif given:
-        raise UsageError(f"{', '.join(given)}", remedy=f"set these options in the source {source}")
+        source = open_source(DEFAULT_ATTACHED, source, **names)
+    elif names:
+        raise UsageError(f"{', '.join(names)}", remedy=f"set these options in the source {source}")
     loose = _has_whole_files(source)
     if not (loose or isinstance(source, AttachableSource)):
         if isinstance(source, Together) and get_source(source.kind).attaching:
@@ -129,7 +129,7 @@ def attach(
         raise UsageError(f"a source of kind {source.kind} cannot be attached", remedy="convert it")
     target = Path(target)
     old = {} if options.force else _attached_before(target)
-    labels = None if loose else next((one.classes for one in old.values()), None)
+    labels = None if loose else next((manifest.classes for manifest in old.values()), None)
     scan = source.scan(labels)
     refuse_overlap(scan.source, target)
     plan = _plan(source, scan, target, options, loose=loose)
@@ -210,7 +210,9 @@ def _attached_before(target: Path) -> dict[str, AttachedManifest]:
     if not exists(target / MANIFEST_NAME):
         return {}
     manifests = OpenedDirectory(target).manifests()
-    attached = {n: one for n, one in manifests.items() if isinstance(one, AttachedManifest)}
+    attached = {
+        n: manifest for n, manifest in manifests.items() if isinstance(manifest, AttachedManifest)
+    }
     return attached if len(attached) == len(manifests) else {}
 
 
@@ -270,7 +272,7 @@ def _archive_tasks(
         raise UsageError(
             f"{source} lists {printable(twice[0])} twice, through links to the same file"
         )
-    archives = zip(names, map(Path, real), (some for _, some in files), strict=True)
+    archives = zip(names, map(Path, real), (entries for _, entries in files), strict=True)
     tasks = _index_tasks(ArchiveTask, archives, target, plan, results)
     return folder, not files[0][0].is_absolute(), tasks
 
@@ -281,7 +283,7 @@ def _folder_tasks(
     """Return the folder of all files, whether it was given as relative, and a task per class."""
     root = source.locate(images.split, Entry("", "", 0, 0, 0))
     folder = os.path.realpath(root)
-    folders = ((name, Path(folder), some) for name, some in by_folder(images).items())
+    folders = ((name, Path(folder), members) for name, members in by_folder(images).items())
     tasks = _index_tasks(FolderTask, folders, target, plan, results)
     return folder, not os.path.isabs(root), tasks
 
@@ -447,7 +449,7 @@ def _keep(work: Work[IndexTask], old: AttachedManifest, target: Path) -> None:
                 continue  # one may be another file now
             listed = (task.listed(e) for e in task.source.entries if e.path not in skipped)
             indexed = task.indexed(index, rows)
-            if all(one == other for one, other in zip_longest(listed, indexed)):
+            if all(first == second for first, second in zip_longest(listed, indexed)):
                 work.results[task.result_folder] = ShardResult(
                     entry=shard, bad=bad, notes=shard.notes
                 )

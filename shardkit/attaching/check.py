@@ -80,25 +80,25 @@ def check_listing(dataset: OpenedDataset) -> tuple[list[Finding], set[str]]:
         folders = by_folder(images)
     except UsageError as error:
         return [Finding(file=dataset.prefix or ".", reason=str(error))], set()
-    known = {problem.path for problem in manifest.skipped}
+    skipped = {problem.path for problem in manifest.skipped}
     unlisted = {problem.path: problem.reason for problem in scan.problems[""]}
     findings = []
     start = 0
     for shard in manifest.shards:
         entries = folders.pop(shard.name).entries if shard.name in folders else ()
-        found = {entry.path: (entry.bytes, entry.stamp) for entry in entries}
+        listed = {entry.path: (entry.bytes, entry.stamp) for entry in entries}
         for row in _rows(dataset.index, range(start, start + shard.rows)):
-            if row.path in found:
-                reason = difference(*found.pop(row.path), row.size, row.modified)
+            if row.path in listed:
+                reason = difference(*listed.pop(row.path), row.size, row.modified)
             else:
                 reason = unlisted.pop(row.path, "is missing")
             if reason:
                 findings.append(row.finding(dataset.prefix, f"it {reason}", source=True))
-        findings += _new(found.keys() - known, dataset.prefix)
+        findings += _new(listed.keys() - skipped, dataset.prefix)
         start += shard.rows
     for images in folders.values():
-        findings += _new({*images.paths()} - known, dataset.prefix)
-    findings += _new(unlisted.keys() - known, dataset.prefix)
+        findings += _new({*images.paths()} - skipped, dataset.prefix)
+    findings += _new(unlisted.keys() - skipped, dataset.prefix)
     return findings, {shard.name for shard in manifest.shards}
 
 
@@ -133,14 +133,14 @@ def _check_folder(task: ShardCheck) -> CheckedShard:
     meter = Meter()
     rows = _rows(task.index, range(task.start, task.start + task.entry.rows))
     count = 0
-    while some := list(islice(rows, _AT_ONCE)):
+    while batch := list(islice(rows, _AT_ONCE)):
         with Folder(task.folder) as folder:
-            for row in some:
+            for row in batch:
                 finding = _check(task, row, folder)
                 if finding is not None:
                     findings.append(finding)
                 meter.add(images=1, size=row.size, bad=finding is not None)
-        count += len(some)
+        count += len(batch)
         if len(findings) >= MOST_FINDINGS:
             reason = f"it has {MOST_FINDINGS:,} findings; files after row {count} were not checked"
             findings.append(Finding(file=task.file, reason=reason))

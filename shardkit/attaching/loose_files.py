@@ -27,7 +27,7 @@ from shardkit.dataset.shard_files import ShardFiles
 from shardkit.errors import CorruptDataset, CorruptRecord, ShardkitError
 from shardkit.system.files import as_name
 from shardkit.system.npy import StoredValues
-from shardkit.system.safe_paths import UNFIT, LinkRefused, naming, open_plain, opened, parts_of
+from shardkit.system.safe_paths import UNFIT, LinkRefused, naming, open_plain, opened, split_path
 from shardkit.system.text import as_command, quoted
 
 _AT_ONCE = 32
@@ -80,7 +80,7 @@ class Folder:
         """
         try:
             name = as_name(path)
-            parts_of(name)
+            split_path(name)
         except ValueError:
             raise Unlike("has a name that points outside the folder") from None
         above = name.rpartition("/")[0]
@@ -140,8 +140,8 @@ class LooseFiles(ShardFiles):
         lengths = index["length"].astype(np.int64)
         large = np.flatnonzero(lengths > _LARGE)
         for start in range(0, len(large), _AT_ONCE):
-            some = large[start : start + _AT_ONCE]
-            self.open_rows(rows[some], lengths[some])
+            chunk = large[start : start + _AT_ONCE]
+            self.open_rows(rows[chunk], lengths[chunk])
         return LooseRows(self, rows, lengths)
 
     def open_rows(
@@ -170,10 +170,10 @@ class LooseFiles(ShardFiles):
     def announce(self, rows: npt.NDArray[np.int64], index: Rows) -> None:
         """Issue readahead for the files of some rows, without waiting."""
         for start in range(0, len(rows), _AT_ONCE):
-            some = slice(start, start + _AT_ONCE)
-            lengths = index["length"][some].astype(np.int64)
+            chunk = slice(start, start + _AT_ONCE)
+            lengths = index["length"][chunk].astype(np.int64)
             with contextlib.suppress(CorruptDataset, ShardkitError, OSError):
-                for file, length in zip(self.open_rows(rows[some], lengths), lengths, strict=True):
+                for file, length in zip(self.open_rows(rows[chunk], lengths), lengths, strict=True):
                     file.announce(0, int(length))
 
     def path_of(self, row: int) -> Path:

@@ -124,7 +124,7 @@ class ArchiveTask(IndexTask):
 def by_folder(images: Images) -> dict[str, Images]:
     """Return the images of each class folder, or of all if there are none, by its name."""
     groups = groupby(images.entries, lambda entry: "/" in entry.path and entry.path.split("/")[0])
-    return {top or "files": images.of(PackedEntries(some)) for top, some in groups}
+    return {top or "files": images.of(PackedEntries(members)) for top, members in groups}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,11 +178,11 @@ class FolderTask(IndexTask):
         entries = self.source.entries
         meter = Meter()
         for start in range(0, len(entries), _READ_ROWS):
-            some = entries[start : start + _READ_ROWS]
+            batch = entries[start : start + _READ_ROWS]
             packed: list[bytes] = []
             good: list[Entry] = []
             with Folder(self.path) as folder:
-                for entry in some:
+                for entry in batch:
                     try:
                         packed.append(self._row(entry, folder, notes))
                         good.append(entry)
@@ -190,8 +190,8 @@ class FolderTask(IndexTask):
                         reason = f"it {error}" if isinstance(error, Unlike) else error.stated
                         bad.append(Problem(path=entry.path, reason=reason))
             sizes += [entry.bytes for entry in good]
-            size = sum(entry.bytes for entry in some)
-            meter.add(images=len(some), size=size, bad=len(some) - len(good))
+            size = sum(entry.bytes for entry in batch)
+            meter.add(images=len(batch), size=size, bad=len(batch) - len(good))
             keys = [entry.key for entry in good]
             yield IndexSegment(as_rows(packed), keys, [entry.path for entry in good])
         meter.flush()
@@ -228,9 +228,9 @@ def _index_records(
     entries = task.source.entries
     meter = Meter()
     pairs = zip(entries, source.located(task.source.split, entries), strict=True)
-    for some in _batches(pairs):
+    for batch in _batches(pairs):
         records = _Records(task.meta)
-        for entry, located in some:
+        for entry, located in batch:
             try:
                 if isinstance(located, BadImage):
                     raise located
@@ -242,8 +242,8 @@ def _index_records(
             records.add(record, located.offsets)
         with ShardRecords(records, task.path) as indexed:
             yield join_indexed([indexed.index(range(len(records)))], task.schema)
-        size = sum(entry.bytes for entry, _ in some)
-        meter.add(images=len(some), size=size, bad=len(some) - len(records))
+        size = sum(entry.bytes for entry, _ in batch)
+        meter.add(images=len(batch), size=size, bad=len(batch) - len(records))
     meter.flush()
 
 
@@ -251,17 +251,17 @@ def _batches(
     pairs: Iterable[tuple[Entry, Located | BadImage]],
 ) -> Iterator[list[tuple[Entry, Located | BadImage]]]:
     """Yield images and their records, at most `_READ_ROWS` or about `_READ_BYTES` at a time."""
-    some = []
+    batch = []
     size = 0
     for entry, located in pairs:
-        some.append((entry, located))
+        batch.append((entry, located))
         size += entry.bytes
-        if len(some) == _READ_ROWS or size >= _READ_BYTES:
-            yield some
-            some = []
+        if len(batch) == _READ_ROWS or size >= _READ_BYTES:
+            yield batch
+            batch = []
             size = 0
-    if some:
-        yield some
+    if batch:
+        yield batch
 
 
 class _Records:

@@ -92,17 +92,21 @@ def common_schema(shapes: Sequence[Shape]) -> Schema:
     for shape in shapes[1:]:
         again = "convert one of them again with the options of the other"
         alike = "make them equal with `shardkit fields`, or convert one of them again"
-        for what, one, other, remedy in (
+        for aspect, first_values, values, remedy in (
             ("formats", {"format": first.format}, {"format": shape.format}, again),
             ("recipes", _recipe(first), _recipe(shape), again),
             ("fields", _fields(first), _fields(shape), alike),
         ):
-            differing = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+            differing = [
+                name
+                for name in {**first_values, **values}
+                if first_values.get(name) != values.get(name)
+            ]
             if differing:
                 raise UsageError(
-                    f"{first.path} and {shape.path} have different {what} ("
+                    f"{first.path} and {shape.path} have different {aspect} ("
                     + ", ".join(
-                        f"{name}: {one.get(name, 'none')} and {other.get(name, 'none')}"
+                        f"{name}: {first_values.get(name, 'none')} and {values.get(name, 'none')}"
                         for name in differing
                     )
                     + ");",
@@ -132,15 +136,15 @@ def _common_classes(shapes: Sequence[Shape]) -> tuple[str, ...] | None:
     longest = max(shapes, key=lambda shape: len(shape.classes or ()))
     classes = longest.classes
     for shape in shapes:
-        some = shape.classes
-        if (some is None) != (classes is None):
+        names = shape.classes
+        if (names is None) != (classes is None):
             raise UsageError(f"only one of {shape.path} and {longest.path} has labels")
-        if some is None or classes is None or some == classes[: len(some)]:
+        if names is None or classes is None or names == classes[: len(names)]:
             continue
-        label = next(n for n, (a, b) in enumerate(zip(some, classes, strict=False)) if a != b)
-        union = dict.fromkeys([*classes, *some])
+        label = next(n for n, (a, b) in enumerate(zip(names, classes, strict=False)) if a != b)
+        union = dict.fromkeys([*classes, *names])
         raise UsageError(
-            f"label {label} is {quoted(some[label])} in {shape.path} but {quoted(classes[label])} "
+            f"label {label} is {quoted(names[label])} in {shape.path} but {quoted(classes[label])} "
             f"in {longest.path}. Records store labels, so the datasets cannot be combined",
             remedy=f"Convert both again with one list of all {len(union)} classes, for example "
             "with --class-order FILE",

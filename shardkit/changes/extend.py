@@ -11,7 +11,7 @@ from shardkit.changes.layers import Publication, joined, needed_stores, plan_lay
 from shardkit.changes.provided import Provided, scan_of_base
 from shardkit.contracts import Images, Scan
 from shardkit.conversion.build_all import Builder
-from shardkit.conversion.engine import ShardWork, build, parts_of, prepare, require_good, run
+from shardkit.conversion.engine import ShardWork, build, dataset_parts, prepare, require_good, run
 from shardkit.conversion.fingerprint import COMMAND
 from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
 from shardkit.conversion.staging import StagingDirectory
@@ -35,7 +35,7 @@ def extended(work: ShardWork, plan: Plan, dataset: OpenedDataset) -> Manifest:
     The new shards are in the folder of the new dataset; the dataset has no layers. Return the
     manifest to save with them.
     """
-    new = parts_of(work, plan, first=len(dataset.manifest.shards))
+    new = dataset_parts(work, plan, first=len(dataset.manifest.shards))
     return link_stores([dataset], work.folder, joint_schema(work, plan, dataset), new)
 
 

@@ -68,8 +68,8 @@ def change_request(
     states = []
     for dataset in datasets.values():
         layers = dataset.manifest.layers[: -1 if again else None]
-        known = [[layer.name, layer.operation, *layer.fields, layer.digest] for layer in layers]
-        states.append([dataset.manifest.base.digest, known])
+        entries = [[layer.name, layer.operation, *layer.fields, layer.digest] for layer in layers]
+        states.append([dataset.manifest.base.digest, entries])
     settings: dict[str, Any] = {
         COMMAND: "fields",
         "the change": operation,
@@ -244,8 +244,10 @@ def as_layer(manifest: Manifest, folder: Path, operation: str) -> Layer:
     """Return the entry of a layer, given its manifest and its folder."""
     path = folder / MANIFEST_NAME
     name = f"{LAYERS}/{folder.name}"
-    own = FileEntry(name=MANIFEST_NAME, bytes=path.stat().st_size, sha256=sha256_of(path))
-    entries = (own, *manifest.entries)
+    manifest_entry = FileEntry(
+        name=MANIFEST_NAME, bytes=path.stat().st_size, sha256=sha256_of(path)
+    )
+    entries = (manifest_entry, *manifest.entries)
     return Layer(
         name=folder.name,
         operation=operation,

@@ -126,10 +126,10 @@ def _stored_fields(dataset: OpenedDataset) -> list[list[str]]:
 def _is_merged(target: Path, merged: Mapping[str, Sequence[OpenedDataset]]) -> bool:
     """Return whether an earlier run has merged the same shards."""
     try:
-        made = {} if StagingDirectory(target).is_ready else open_splits(target)
-        return made.keys() == merged.keys() and all(
-            _stored_fields(made[split]) == _stored_fields(datasets[0])
-            and _shards([made[split]]) == _shards(datasets)
+        existing = {} if StagingDirectory(target).is_ready else open_splits(target)
+        return existing.keys() == merged.keys() and all(
+            _stored_fields(existing[split]) == _stored_fields(datasets[0])
+            and _shards([existing[split]]) == _shards(datasets)
             for split, datasets in merged.items()
         )
     except ShardkitError:

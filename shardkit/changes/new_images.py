@@ -116,8 +116,8 @@ def _existing(
         same_keys = keys.repeated()
         sizes = dict[str, int]()
         stored_keys = set[str]()
-        some = indexes if same_paths or same_keys else ()
-        for segment in chain.from_iterable(index.segments() for index in some):
+        searched = indexes if same_paths or same_keys else ()
+        for segment in chain.from_iterable(index.segments() for index in searched):
             lengths = zip(segment.paths, segment.rows["length"].tolist(), strict=True)
             sizes.update((path, size) for path, size in lengths if hash(path) in same_paths)
             stored_keys.update(key for key in segment.keys if hash(key) in same_keys)
@@ -132,10 +132,11 @@ def _is_last(datasets: Mapping[str, OpenedDataset], left_out: list[str], scan: S
         original = scan.originals.get(split)
         described = {**scan.source.describe(split), "kind": scan.source.kind}
         described.pop(FIRST, None)  # an earlier run has added to that number
-        made = [part.source for part in original.parts] if original else [described]
-        last = [part.manifest for part in dataset.parts[-len(made) :]]
-        if len(last) < len(made) or not all(
-            source.items() <= part.source.items() for part, source in zip(last, made, strict=True)
+        sources = [part.source for part in original.parts] if original else [described]
+        last = [part.manifest for part in dataset.parts[-len(sources) :]]
+        if len(last) < len(sources) or not all(
+            source.items() <= part.source.items()
+            for part, source in zip(last, sources, strict=True)
         ):
             return False
         count += sum(part.rows + (0 if original else len(part.skipped)) for part in last)
@@ -161,14 +162,15 @@ def require_alike(
     manifest = next(iter(datasets.values())).manifest
     schema = manifest.fields_by_name
     is_empty = not any(map(len, scan.splits.values()))
-    given = {
+    incoming = {
         name: field
         for name, field in scan.schema.items()
         if name in schema or name not in manifest.removed
     }
-    lacking = [name for name in schema if name not in given and not (is_empty and name == LABEL)]
+    lacking = [name for name in schema if name not in incoming and not (is_empty and name == LABEL)]
     if all(
-        _fits(name, field, schema) or (is_empty and name == LABEL) for name, field in given.items()
+        _fits(name, field, schema) or (is_empty and name == LABEL)
+        for name, field in incoming.items()
     ):
         if not lacking or missing == "skip":
             return

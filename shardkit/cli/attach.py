@@ -163,9 +163,9 @@ def _summarized(attached: Attached) -> dict[str, Any]:
 def _show(archives: str, index_dir: Path, attached: Attached, seconds: float) -> None:
     manifests = [*attached.manifests.values()]
     first = manifests[0]
-    what = "archive" if first.format == DEFAULT_ATTACHED else "file"
-    what = "class folder" if first.is_loose else what
-    shards = amount(sum(len(manifest.shards) for manifest in manifests), what)
+    noun = "archive" if first.format == DEFAULT_ATTACHED else "file"
+    noun = "class folder" if first.is_loose else noun
+    shards = amount(sum(len(manifest.shards) for manifest in manifests), noun)
     result = "already contains the index of" if attached.unchanged else "now reads"
     say(f"{index_dir} {result} {printable(archives)}")
     rows = sum(manifest.rows for manifest in manifests)
@@ -183,7 +183,7 @@ def _show(archives: str, index_dir: Path, attached: Attached, seconds: float) ->
     if ignored := _total(manifest.ignored for manifest in manifests):
         line("ignored", ignored_counts(ignored))
     if attached.kept and not attached.unchanged:
-        line("kept", f"{amount(attached.kept, what)} indexed by an earlier run")
+        line("kept", f"{amount(attached.kept, noun)} indexed by an earlier run")
     if not attached.remembered:
         line("note", "your state folder cannot be written: open the dataset with root=")
     line("time", f"{seconds:.1f} s")
@@ -193,6 +193,6 @@ def _show(archives: str, index_dir: Path, attached: Attached, seconds: float) ->
 def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Return the sums of counts by name."""
     total = Counter[str]()
-    for some in counts:
-        total.update(some)
+    for count in counts:
+        total.update(count)
     return dict(total)

@@ -76,16 +76,16 @@ class _Sources(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return name, command and arguments; for a path in place of a name, recognize its kind."""
         if args and not is_source(args[0]) and os.path.exists(args[0]):
-            source, *rest = args
+            source, *arguments = args
             folders = click.Context(_Command(get_source(DEFAULT_SOURCE)))
             ctx.ensure_object(Run).spell = flags_of(folders)
-            kinds = load(f"{_RECOGNIZE}:the_kinds")(source, rest)
+            kinds = load(f"{_RECOGNIZE}:the_kinds")(source, arguments)
             unread = load(f"{_RECOGNIZE}:left_out")(source, kinds.values())
             ctx.meta[_READ_AS] = kinds, unread
             first, *others = kinds.values()
-            args = [*first.arguments(source), *rest, *first.by.options(Path(source))]
+            args = [*first.arguments(source), *arguments, *first.by.options(Path(source))]
             if others:
-                args = [first.kind, source, *rest]
+                args = [first.kind, source, *arguments]
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

@@ -184,8 +184,8 @@ def _show_reading(dst: Path | str, split: str, schema: Schema) -> None:
     """Say how to read what is no image and label, which a dataset returns by default."""
     if not schema or LABEL in schema:
         return
-    given = {"split": split, "fields": list(schema)} if split else {"fields": list(schema)}
-    options = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items()]
+    values = {"split": split, "fields": list(schema)} if split else {"fields": list(schema)}
+    options = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
     path = json.dumps(str(dst), ensure_ascii=False)
     line("read", printable(f"open_dataset({', '.join([path, *options])})"))
 

@@ -56,10 +56,10 @@ def report_lines(report: DoctorReport) -> list[str]:
     after = _lines("trust", _trust(report, diagnosis))
     after += _lines("machine", f"{_checks(report.findings)} (--verbose lists all)")
     after += _next(report, diagnosis, profile)
-    rest = _MOST_LINES - len(before) - len(after)
-    remedies = _remedies(diagnosis, max(_LEAST_REMEDIES, rest - len(lines)))
+    space = _MOST_LINES - len(before) - len(after)
+    remedies = _remedies(diagnosis, max(_LEAST_REMEDIES, space - len(lines)))
     return (
-        before[:cause] + lines[: max(1, rest - len(remedies))] + before[cause:] + remedies + after
+        before[:cause] + lines[: max(1, space - len(remedies))] + before[cause:] + remedies + after
     )
 
 
@@ -100,7 +100,7 @@ def _gpu(diagnosis: Diagnosis, profile: Profile) -> str:
         f"a step of {_ms(profile.step_seconds)} with a batch of {size} needs "
         f"{amount(round(diagnosis.needed), 'image')}/s; {rate}"
     )
-    waits = " to ".join(dict.fromkeys(f"{part:.0%}" for part in diagnosis.waiting))
+    waits = " to ".join(dict.fromkeys(f"{fraction:.0%}" for fraction in diagnosis.waiting))
     return {
         "fed": f"does not wait for data: {needs}",
         "starved": f"waits {waits} of the time: {needs}",
@@ -176,9 +176,10 @@ def _line(name: str, line: Line) -> str:
 
 def _loop(loop: LoopDiagnosis) -> str:
     """Return how the loader slows the training loop, and which changes help."""
-    part = min(1.0, loop.loop.median / loop.alone.median)
+    fraction = min(1.0, loop.loop.median / loop.alone.median)
     texts = [
-        f"training reaches {_spread(loop.loop)} images/s, {part:.0%} of the rate of the step alone"
+        f"training reaches {_spread(loop.loop)} images/s, {fraction:.0%} of the rate of the step "
+        "alone"
     ]
     for rated in loop.remedies:
         if rated.verdict == "gain" and rated.rate is not None:
@@ -202,10 +203,10 @@ def _without_gain(remedies: Iterable[Rated]) -> list[str]:
 def _tail(tail: Tail) -> str:
     """Return which images are slow, such as 3% of them, and what they have in common."""
     common = f"all of {tail.common}" if tail.common.startswith(("class", "shard")) else tail.common
-    known = f"{common}, such as" if common else "such as"
+    prefix = f"{common}, such as" if common else "such as"
     text = (
         f"{100 * tail.images:.2g}% of the images take {tail.time:.0%} of the time, "
-        f"{_ms(tail.median)} each ({known} {', '.join(tail.examples)}); "
+        f"{_ms(tail.median)} each ({prefix} {', '.join(tail.examples)}); "
     )
     if tail.passing:
         return text + "they were fast on a second read: the storage stalls at times"
@@ -276,14 +277,14 @@ def _starves_alone(diagnosis: Diagnosis, load: OtherLoad | None) -> bool:
 
 
 def _checks(findings: Sequence[Finding]) -> str:
-    parts = []
+    counts = []
     for severity in ("problem", "warning", "note"):
         names = [finding.what for finding in findings if finding.severity == severity]
         if names:
             notes = amount(len(names), "note")
-            parts.append(notes if severity == "note" else f"{severity}: {'; '.join(names)}")
+            counts.append(notes if severity == "note" else f"{severity}: {'; '.join(names)}")
     fine = sum(finding.severity == "ok" for finding in findings)
-    return "; ".join([*parts, f"{amount(fine, 'check')} passed"])
+    return "; ".join([*counts, f"{amount(fine, 'check')} passed"])
 
 
 def _finding_lines(findings: Iterable[Finding]) -> list[str]:

@@ -156,12 +156,12 @@ def _show(dataset: Path, changed: Changed, text: str, run: Run) -> None:
     if (matched := changed.matched) is not None:
         rows = sum(manifest.rows for manifest in changed.manifests.values())
         line("matched", f"{rows - matched.missing_count:,} of {amount(rows, 'row')}")
-        for what, names, count in (
+        for heading, names, count in (
             ("missing", matched.missing, matched.missing_count),
             ("unknown", matched.unknown, matched.unknown_count),
         ):
             if count:
-                line(what, f"{count:,}: {some(names)}{' ...' * (len(names) < count)}")
+                line(heading, f"{count:,}: {some(names)}{' ...' * (len(names) < count)}")
     stored = sum(layer.bytes for m in changed.manifests.values() for layer in m.layers)
     if changed.written and stored:
         line("layers", size(stored))

@@ -178,7 +178,7 @@ def _division(division: dict[str, Any]) -> str:
 def _recipe(recipe: dict[str, Any]) -> str:
     if recipe.get("copy"):
         return "records unchanged"
-    parts = []
+    changes = []
     if recipe["resize"]:
         height, width = recipe["resize"]
         mode = recipe["resize_mode"]
@@ -187,11 +187,11 @@ def _recipe(recipe: dict[str, Any]) -> str:
             box = str(height)
             mode = f"{mode} side"
         by = " with DCT scaling" if recipe.get("dct_scaling") else ""
-        parts.append(f"resized to {box} ({mode}, {recipe['filter']}{by})")
+        changes.append(f"resized to {box} ({mode}, {recipe['filter']}{by})")
     if recipe["orient"]:
-        parts.append("EXIF orientation applied")
+        changes.append("EXIF orientation applied")
     if recipe["encode"] != "keep":
-        parts.append(f"encoded as {recipe['encode']}")
+        changes.append(f"encoded as {recipe['encode']}")
     if recipe["quality"]:
-        parts.append(f"quality {recipe['quality']}")
-    return ", ".join([*(parts or ["bytes unchanged"]), f"checked: {recipe['check']}"])
+        changes.append(f"quality {recipe['quality']}")
+    return ", ".join([*(changes or ["bytes unchanged"]), f"checked: {recipe['check']}"])

@@ -32,8 +32,8 @@ def line(name: str, text: str) -> None:
 
 def show_text(text: str) -> None:
     """Print the lines of a text."""
-    for part in text.split("\n"):
-        say(part)
+    for text_line in text.split("\n"):
+        say(text_line)
 
 
 def table(rows: Sequence[Sequence[str]], *, limit: int | None = None) -> None:
@@ -61,8 +61,8 @@ def wrapped(text: str, indent: str, *, first: str, cut: bool = False) -> None:
         break_long_words=cut,
         break_on_hyphens=False,
     )
-    for part in lines:
-        say(part)
+    for text_line in lines:
+        say(text_line)
 
 
 def record_noun(schema: Schema) -> str:

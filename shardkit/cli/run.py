@@ -129,10 +129,10 @@ def error_fields(
 
 def hinted(error: click.UsageError, ctx: click.Context, hint: str) -> click.UsageError:
     """Return an error of Click with a suggestion, which is its remedy."""
-    made = click.UsageError(error.message + hint, ctx)
+    error_with_hint = click.UsageError(error.message + hint, ctx)
     if hint:
-        vars(made)["remedy"] = hint.strip()
-    return made
+        vars(error_with_hint)["remedy"] = hint.strip()
+    return error_with_hint
 
 
 def open_streams() -> None:

@@ -32,8 +32,8 @@ def open_cluster(address: str) -> Iterator[Cluster]:
 
     ShardkitError if the cluster gives up a task.
     """
-    engine, _, rest = address.partition("://")
-    match = _PLACE.fullmatch(rest)
+    engine, _, place = address.partition("://")
+    match = _PLACE.fullmatch(place)
     if engine not in _ENGINES or match is None or not 0 < int(match[1]) < 1 << 16:
         raise UsageError(f"{address!r} is not dask://HOST:PORT or ray://HOST:PORT")
     module = {"dask": "distributed"}.get(engine, engine)
@@ -43,7 +43,7 @@ def open_cluster(address: str) -> Iterator[Cluster]:
         raise UsageError(
             f"{address} needs {module}", remedy=f"pip install 'shardkit[{engine}]'"
         ) from error
-    with _ENGINES[engine](library, rest) as cluster:
+    with _ENGINES[engine](library, place) as cluster:
         yield cluster
 
 

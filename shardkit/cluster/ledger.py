@@ -15,7 +15,7 @@ from typing import Any
 
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.disk import FULL, as_failure
-from shardkit.conversion.lock import own
+from shardkit.conversion.lock import claim
 from shardkit.conversion.staging import DATASET, STATE, StagingDirectory
 from shardkit.conversion.task import ShardResult, load_result, saved_result
 from shardkit.dataset.manifest import (
@@ -62,7 +62,7 @@ class Ledger:
         ``take_over`` also returns those that others have claimed.
         """
         for number in range(tasks):
-            if own(self.folder, f"{FOLDER_CLAIMS}/{number:06d}") or take_over:
+            if claim(self.folder, f"{FOLDER_CLAIMS}/{number:06d}") or take_over:
                 yield number
 
     def delete_claim(self, number: int) -> None:
@@ -129,7 +129,7 @@ class BucketLedger(BucketPlan, Ledger):
         self._done.add(number)
 
     def clean(self, names: Sequence[str], task: ShardTask) -> None:
-        """Remove the copies of files, and the shard with its part of the index."""
+        """Remove the copies of files, and the shard with its segment of the index."""
         shutil.rmtree(task.result_folder, ignore_errors=True)
         for path in (task.path, *(self.folder / name for name in names)):
             path.unlink(missing_ok=True)

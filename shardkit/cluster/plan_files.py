@@ -35,7 +35,7 @@ from shardkit.registry import get_format, get_source
 from shardkit.sources.driver import ListedSource, Listing
 from shardkit.sources.opening import SAMPLES, wrapped_as
 from shardkit.system.files import published, read_small, write_atomically
-from shardkit.system.safe_paths import UNFIT, is_file, make_folder, parts_of, remove
+from shardkit.system.safe_paths import UNFIT, is_file, make_folder, remove, split_path
 from shardkit.system.text import shell
 from shardkit.system.urls import as_url
 
@@ -263,7 +263,7 @@ def _plan(value: Any, target: Path) -> Plan:
         texts = (split["name"], split["source"]["name"], *value["software"].values())
         if not all(type(text) is str for text in texts):
             raise TypeError("a name is not text")
-        if split["name"] and len(parts_of(split["name"])) > 1:
+        if split["name"] and len(split_path(split["name"])) > 1:
             raise ValueError("a split is not a folder name")
         images[split["name"]] = Images(
             source, split["name"], _entries(target, first, split["cuts"])

@@ -53,7 +53,7 @@ from shardkit.system.urls import as_url
 
 @takes(Asked)
 def plan_jobs(
-    asked: Asked, source: str | Path | Any, target: str | Path, *, recipe: Recipe | None = None
+    options: Asked, source: str | Path | Any, target: str | Path, *, recipe: Recipe | None = None
 ) -> Converted:
     """Write only the plan into ``target``, for ``shardkit work`` and then `commit`.
 
@@ -71,7 +71,7 @@ def plan_jobs(
     Raises:
         UsageError: If an option is invalid, or ``target`` cannot be used.
     """
-    request = asked.open(source, recipe)
+    request = options.open(source, recipe)
     placement = request.placement
     url = as_url(target)
     if url is None:

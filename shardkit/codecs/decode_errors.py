@@ -26,10 +26,10 @@ ambiguous: it also means numbers out of range."""
 
 
 @contextmanager
-def as_bad_image(what: str, pixels: int = 0) -> Iterator[None]:
+def as_bad_image(problem: str, pixels: int = 0) -> Iterator[None]:
     """Turn a library's exceptions into `BadImage`, unless memory is short: then MemoryError.
 
-    ``what`` starts the message; ``pixels`` is 0 if unknown. An exception from a signal handler
+    ``problem`` starts the message; ``pixels`` is 0 if unknown. An exception from a signal handler
     passes unchanged.
     """
     handled = sys.exception()
@@ -43,7 +43,7 @@ def as_bad_image(what: str, pixels: int = 0) -> Iterator[None]:
             raise_interruption(cause)
             cause = cause.__context__
         require_memory(str(error), pixels)
-        raise BadImage(f"{what}: {_reason(error)}") from error
+        raise BadImage(f"{problem}: {_reason(error)}") from error
 
 
 def raise_interruption(error: BaseException) -> None:

@@ -26,7 +26,7 @@ def open_extra(data: bytes, opener: str) -> Image.Image:
     ``info["bits"]`` has their number. Raises BadImage if it cannot be decoded, or states more than
     `MAX_PIXELS`.
     """
-    kind, mode, size, frames, bits = call(_stated, data, 0, opener)
+    kind, mode, size, frames, bits = call(_described, data, 0, opener)
     check_size(*size)
     with in_turn_if_large(*size):
         pixels = call(_pixels, data, _WORKING_BYTES * size[0] * size[1], opener, mode, size)
@@ -37,7 +37,7 @@ def open_extra(data: bytes, opener: str) -> Image.Image:
     return image
 
 
-def _stated(data: bytes, _: int, opener: str) -> list[Any]:
+def _described(data: bytes, _: int, opener: str) -> list[Any]:
     """Return format, mode, size, number of images and bits of a value; called in the child."""
     image = load(opener)(io.BytesIO(data))
     info = image.info

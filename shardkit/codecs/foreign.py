@@ -88,7 +88,7 @@ _OF_SENSOR = (32803, 34892)
 
 
 @functools.cache
-def _known() -> tuple[str, ...]:
+def _supported() -> tuple[str, ...]:
     """Return the `FORMATS` that this version of Pillow supports."""
     for plugin in _PLUGINS:  # others would double the time
         if find_spec(f"PIL.{plugin}ImagePlugin"):  # versions of Pillow may lack one
@@ -107,7 +107,7 @@ def identify(file: BinaryIO) -> str | None:
     file.seek(0)
     try:
         with quiet():
-            return Image.open(file, formats=_known()).format
+            return Image.open(file, formats=_supported()).format
     except UnidentifiedImageError:
         return None
     except Image.DecompressionBombError:
@@ -134,7 +134,7 @@ def open_foreign(file: BinaryIO) -> Image.Image:
     if extra:
         decoded: Image.Image = load(_OPEN_EXTRA)(file.read(), extra.opener)
         return decoded
-    image = Image.open(file, formats=_known())
+    image = Image.open(file, formats=_supported())
     pixels = image.width * image.height
     if image.format in _SLOW and pixels > _SLOW_PIXELS:
         raise BadImage(
@@ -167,14 +167,14 @@ def refuse_unread(file: BinaryIO) -> None:
         raise BadImage("it is a Git LFS pointer", remedy="get the image with `git lfs pull`")
     if not name:
         return
-    what = ("camera " * name.startswith("raw") + name).replace("_", " ")
+    type_name = ("camera " * name.startswith("raw") + name).replace("_", " ")
     if extra := _EXTRAS.get(name):
         raise UnreadImage(
-            f"it is a {what} file, which needs an extra",
+            f"it is a {type_name} file, which needs an extra",
             remedy=f"pip install 'shardkit[{extra.name}]'",
         )
     raise UnreadImage(
-        f"it is a {what} file, which shardkit does not read",
+        f"it is a {type_name} file, which shardkit does not read",
         remedy="convert it to JPEG, PNG or TIFF first",
     )
 
@@ -196,8 +196,8 @@ def _raw_tiff(file: BinaryIO, head: bytes) -> str:
         images = [first, *(dict(_tags(file, order, at)) for at in inner)]
     except struct.error:  # truncated: the decoder says so
         return ""
-    stated = [image[_PHOTOMETRIC][1] for image in images if _PHOTOMETRIC in image]
-    sensor = any(struct.unpack(order + "H", value[:2])[0] in _OF_SENSOR for value in stated)
+    photometrics = [image[_PHOTOMETRIC][1] for image in images if _PHOTOMETRIC in image]
+    sensor = any(struct.unpack(order + "H", value[:2])[0] in _OF_SENSOR for value in photometrics)
     return "raw" if sensor else ""
 
 

@@ -59,7 +59,7 @@ Pixels = npt.NDArray[np.uint8]
 """RGB pixels: uint8, shape (height, width, 3)."""
 
 Box = tuple[float, float, float, float]
-"""Left, top, right and bottom of a part of an image, in pixels; possibly fractional."""
+"""Left, top, right and bottom of a box in an image, in pixels; possibly fractional."""
 
 Color = tuple[int, int, int]
 WHITE: Color = (255, 255, 255)
@@ -426,8 +426,8 @@ def encode(pixels: TypedPixels, field: str, quality: int | None = None) -> bytes
     if coding := coding_of(field):
         return coding.encode(np.ascontiguousarray(pixels))
     with as_bad_image(f"{width} x {height} pixels cannot be stored as {field}", width * height):
-        if own := _PNG16.get(pixels.dtype.name):
-            encoded: bytes = load(own)(pixels)
+        if encoder := _PNG16.get(pixels.dtype.name):
+            encoded: bytes = load(encoder)(pixels)
             return encoded
         # Not simplejpeg: below quality 96 it uses libjpeg's fast DCT, which costs 0.06 dB.
         if field == "jpg" and quality and _encodes_as_pillow():

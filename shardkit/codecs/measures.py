@@ -186,8 +186,8 @@ def _hashes(gray: npt.NDArray[np.uint8], extent: tuple[int, int]) -> npt.NDArray
     blocks = waves.reshape(len(_RANGES), _WAVES, len(_RANGES), _WAVES).swapaxes(1, 2)
     views = blocks[[y for _, y in _VIEWS], [x for x, _ in _VIEWS]].reshape(VIEWS, -1)
     views[:, 0] = 0
-    whole = views[0].reshape(_WAVES, _WAVES)
-    views = np.concatenate([views, [_turned(whole, turn).reshape(-1) for turn in TURNS]])
+    uncropped = views[0].reshape(_WAVES, _WAVES)
+    views = np.concatenate([views, [_turned(uncropped, turn).reshape(-1) for turn in TURNS]])
     medians = np.sort(views, axis=1)[:, views.shape[1] // 2 - 1]
     bits = np.packbits(views > medians[:, None], axis=1)
     return bits.view(">u8")[:, 0].astype(np.uint64)
@@ -205,11 +205,11 @@ def _turned(waves: npt.NDArray[np.int64], turn: Turn) -> npt.NDArray[np.int64]:
 def _reduced(levels: npt.NDArray[np.int64], extent: int) -> npt.NDArray[np.int64]:
     """Return rows of so many 1/8 pixels as `_GRID` sums of equal width."""
     unit = _EIGHTHS * _GRID
-    pixel, part = np.divmod(np.arange(_GRID + 1) * extent, unit)
+    pixel, fraction = np.divmod(np.arange(_GRID + 1) * extent, unit)
     sums = np.cumsum(levels, axis=1)
     before = np.where(pixel > 0, sums[:, np.maximum(pixel - 1, 0)], 0)
     last = levels[:, np.minimum(pixel, levels.shape[1] - 1)]  # no part of it at the end
-    return np.diff(before * unit + part * last, axis=1)
+    return np.diff(before * unit + fraction * last, axis=1)
 
 
 def _waves(start: float, stop: float) -> npt.NDArray[np.float64]:

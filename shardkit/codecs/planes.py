@@ -175,7 +175,7 @@ def _record(width: int, height: int, chroma: str, content: bytes) -> bytes:
     checksums = _checksums(content, _Layout(width, height, chroma, 0, []))
     text = base64.b64encode(np.array(checksums, "<u4").tobytes()).decode()
     parameters = [text[start : start + _PARAMETER] for start in range(0, len(text), _PARAMETER)]
-    header = _HEADER.format(width, height, chroma, "".join(f" X{part}" for part in parameters))
+    header = _HEADER.format(width, height, chroma, "".join(f" X{item}" for item in parameters))
     return header.encode() + content
 
 
@@ -215,12 +215,12 @@ _POLYNOMIAL = 0xEDB88320
 """The polynomial of CRC-32. Here and in the functions below, the highest bit is that of x^0."""
 
 
-def _product(one: int, other: int) -> int:
+def _product(first: int, second: int) -> int:
     """Return the product of two polynomials modulo that of CRC-32."""
     product = 0
     for bit in range(31, -1, -1):
-        product ^= other * (one >> bit & 1)
-        other = other >> 1 ^ _POLYNOMIAL * (other & 1)
+        product ^= second * (first >> bit & 1)
+        second = second >> 1 ^ _POLYNOMIAL * (second & 1)
     return product
 
 

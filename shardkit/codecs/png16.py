@@ -82,9 +82,9 @@ def decode_png16(data: bytes | memoryview, header: PngHeader) -> npt.NDArray[np.
     pixels = np.empty(shape, np.uint16)
     unpacked = _Unpacked(data)
     for left, top, across, down in PNG_PASSES if header.interlaced else ((0, 0, 1, 1),):
-        part = pixels[top::down, left::across]
-        if part.size:
-            _decode_pass(unpacked, part)
+        pass_pixels = pixels[top::down, left::across]
+        if pass_pixels.size:
+            _decode_pass(unpacked, pass_pixels)
     if not header.key:
         return pixels
     if len(header.key) != 2 * channels or channels not in (1, 3):
@@ -98,21 +98,21 @@ class _Unpacked:
 
     def __init__(self, data: bytes | memoryview) -> None:
         chunks = png_chunks(memoryview(data))
-        self._packed: Iterator[memoryview] = (part for _, kind, part in chunks if kind == b"IDAT")
+        self._packed: Iterator[memoryview] = (body for _, kind, body in chunks if kind == b"IDAT")
         self._unpacker = zlib.decompressobj()
-        self._rest: bytes | memoryview = b""
+        self._packed_rest: bytes | memoryview = b""
 
     def read(self, size: int) -> bytearray:
         """Return ``size`` bytes."""
         content = bytearray()
         try:
             while len(content) < size:
-                if not self._rest:
-                    self._rest = next(self._packed, b"")
-                    if not self._rest:
+                if not self._packed_rest:
+                    self._packed_rest = next(self._packed, b"")
+                    if not self._packed_rest:
                         raise BadImage("it is damaged: its data ends before its last row")
-                content += self._unpacker.decompress(self._rest, size - len(content))
-                self._rest = self._unpacker.unconsumed_tail
+                content += self._unpacker.decompress(self._packed_rest, size - len(content))
+                self._packed_rest = self._unpacker.unconsumed_tail
                 if self._unpacker.eof and len(content) < size:
                     raise BadImage("it is damaged: its data ends before its last row")
         except zlib.error as error:
@@ -134,15 +134,15 @@ def _decode_pass(unpacked: _Unpacked, out: npt.NDArray[np.uint16]) -> None:
         rows = np.vstack([above, content])
         filters = rows[:, :1]
         values = rows[:, 1:].reshape(count + 1, width, 2 * channels)
-        parts = []
+        groups = []
         start = 0
         for group in _GROUPS[channels]:
             lanes = values[:, :, start : start + group].reshape(count + 1, -1)
-            parts.append(_unfiltered(np.hstack([filters, lanes]), (count + 1, width, group)))
+            groups.append(_unfiltered(np.hstack([filters, lanes]), (count + 1, width, group)))
             start += group
-        whole = np.concatenate(parts, axis=2)[1:]
-        out[top : top + count] = np.ascontiguousarray(whole).view(">u2")
-        above[0, 1:] = whole[-1].reshape(-1)
+        samples = np.concatenate(groups, axis=2)[1:]
+        out[top : top + count] = np.ascontiguousarray(samples).view(">u2")
+        above[0, 1:] = samples[-1].reshape(-1)
 
 
 def _unfiltered(rows: npt.NDArray[np.uint8], shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:

@@ -134,8 +134,8 @@ def jpeg_coefficient_bytes(data: bytes | memoryview) -> int:
     if several is None:
         return 0
     start = several.frame
-    stated: tuple[int, int, int] = struct.unpack(">HHB", data[start + 5 : start + 10])
-    height, width, components = stated
+    header: tuple[int, int, int] = struct.unpack(">HHB", data[start + 5 : start + 10])
+    height, width, components = header
     factors = data[start + 11 : start + 10 + 3 * components : 3]
     across = 8 * max((byte >> 4 for byte in factors), default=0)
     down = 8 * max((byte & 15 for byte in factors), default=0)
@@ -297,8 +297,8 @@ def png_is_whole(data: bytes | memoryview) -> bool:
             while len(packed) and missing > 0:
                 missing -= len(unpacker.decompress(packed, _INFLATED))
                 packed = unpacker.unconsumed_tail
-        while missing > 0 and (rest := unpacker.decompress(unpacker.unconsumed_tail, _INFLATED)):
-            missing -= len(rest)
+        while missing > 0 and (tail := unpacker.decompress(unpacker.unconsumed_tail, _INFLATED)):
+            missing -= len(tail)
     except zlib.error:  # after the last row, which Pillow ignores, or before it
         pass
     return missing <= 0

@@ -168,22 +168,22 @@ def _read_page(data: memoryview, layout: _Layout, at: int, most: int) -> tuple[T
 
 def _check_page(data: memoryview, tags: Tags) -> TiffPage:
     """Return a page whose size is possible, and whose strips or tiles are in the file."""
-    width = _one(tags, _WIDTH)
-    height = _one(tags, _HEIGHT)
-    samples = _one(tags, _SAMPLES, 1)
+    width = _single(tags, _WIDTH)
+    height = _single(tags, _HEIGHT)
+    samples = _single(tags, _SAMPLES, 1)
     sample_format = max(tags.get(_SAMPLE_FORMAT, (1,)))
     page = TiffPage(
         *(width, height, samples, max(tags.get(_BITS, (1,)))),
         kind=_FORMATS.get(sample_format, f"numbers of format {sample_format}, "),
-        photometric=_one(tags, _PHOTOMETRIC, 0),
-        is_secondary=bool(_one(tags, _SUBFILE, 0) & 5),
-        compression=_one(tags, _COMPRESSION, 1),
+        photometric=_single(tags, _PHOTOMETRIC, 0),
+        is_secondary=bool(_single(tags, _SUBFILE, 0) & 5),
+        compression=_single(tags, _COMPRESSION, 1),
     )
     if not 0 < page.bits <= 64 or 0 in page[:4]:
         raise BadImage(f"it declares {width} x {height} pixels of {samples} x {page.bits} bits")
     check_tiff_size([page], len(data))
     if _TILE_WIDTH in tags or _TILE_OFFSETS in tags:
-        sides = _one(tags, _TILE_WIDTH), _one(tags, _TILE_HEIGHT)
+        sides = _single(tags, _TILE_WIDTH), _single(tags, _TILE_HEIGHT)
         for tile, side in zip(sides, (width, height), strict=True):
             if not 0 < tile <= max(_TILE, side + 15):
                 raise BadImage(f"it declares {tile}-pixel tiles for a side of {side} pixels")
@@ -191,9 +191,9 @@ def _check_page(data: memoryview, tags: Tags) -> TiffPage:
         needed = math.prod(-(-side // tile) for side, tile in zip(page[:2], sides, strict=True))
     else:
         kinds = _STRIP_OFFSETS, _STRIP_COUNTS
-        needed = -(-height // max(1, min(height, _one(tags, _ROWS, height))))
+        needed = -(-height // max(1, min(height, _single(tags, _ROWS, height))))
     offsets, counts = (tags.get(kind, ()) for kind in kinds)
-    needed *= samples if _one(tags, _PLANAR, 1) == 2 else 1
+    needed *= samples if _single(tags, _PLANAR, 1) == 2 else 1
     if len(offsets) != needed or len(counts) != needed:
         raise BadImage(f"it has {len(offsets)} strips or tiles, but its size needs {needed}")
     if any(start + size > len(data) for start, size in zip(offsets, counts, strict=True)):
@@ -220,7 +220,7 @@ def check_tiff_size(pages: list[TiffPage], packed: int) -> None:
     )
 
 
-def _one(tags: Tags, tag: int, default: int | None = None) -> int:
+def _single(tags: Tags, tag: int, default: int | None = None) -> int:
     """Return the only number of a tag."""
     numbers = set(tags.get(tag, () if default is None else (default,)))
     if len(numbers) != 1:

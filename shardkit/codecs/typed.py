@@ -87,8 +87,8 @@ def decode_typed(
     """
     if field == ARRAY_IMAGE:
         return _load_array(data)
-    if field == "tiff" and (own := decode_tiff(data)) is not None:
-        return _as_image(own)
+    if field == "tiff" and (decoded := decode_tiff(data)) is not None:
+        return _as_image(decoded)
     kind = _stated_type(data, field)
     if field == "png" and kind.dtype == "uint16":
         return _decode_png16(data)
@@ -118,8 +118,8 @@ def decode_gray(
     """
     if field == ARRAY_IMAGE:
         return _load_array(data)
-    if field == "tiff" and (own := decode_tiff(data)) is not None:
-        pixels = _as_image(own)
+    if field == "tiff" and (decoded := decode_tiff(data)) is not None:
+        pixels = _as_image(decoded)
         kind = ImageType.of(pixels)
         if kind.dtype not in ("uint8", "uint16") or kind.channels not in (1, 3):
             raise BadImage(

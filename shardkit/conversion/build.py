@@ -372,8 +372,7 @@ def _read_back(
         _WrittenRange(task.format, path, range_, checksums[rows])
         for rows, range_ in _divide(len(checksums), count, starts)
     ]
-    indexes = workers.map_at_once(_compare, ranges)
-    index = join_segments(indexes, task.schema)
+    index = join_segments(workers.map_at_once(_compare, ranges), task.schema)
     if len(set(index.keys)) != len(checksums):
         raise ConversionFailed(
             f"{path} lost records: it has {len(set(index.keys))} of {len(checksums)}"

@@ -100,20 +100,20 @@ class Builder(Processes):
 
     def _list_parts(self, tasks: Sequence[ListTask]) -> Iterator[tuple[ListTask, Listed]]:
         """List the parts of a source; the first here, since other processes take time to start."""
-        done = images = 0
+        finished = images = 0
         for task, listed in run_tasks(list_part, tasks, workers=1, on_progress=self.on_progress):
             yield task, listed
-            done += 1
+            finished += 1
             images += listed.images
             if images > _FEW:
                 break
-        rest = tasks[done:]
+        remaining = tasks[finished:]
         if self.executor is None:
             yield from run_tasks(
-                list_part, rest, workers=self.workers, on_progress=self.on_progress
+                list_part, remaining, workers=self.workers, on_progress=self.on_progress
             )
             return
-        for task, listed in load(_RUN_ON)(self.executor, list_part, rest):
+        for task, listed in load(_RUN_ON)(self.executor, list_part, remaining):
             if self.on_progress is not None:
                 self.on_progress(Progress(listed.images))
             yield task, listed

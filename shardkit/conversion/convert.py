@@ -60,8 +60,8 @@ class Converted:
     def __repr__(self) -> str:
         """Return the size of each dataset: a plan and manifests would fill the screen."""
         sizes = {
-            split: f"{amount(made.rows, 'image')}, {amount(len(made.classes or ()), 'class')}"
-            for split, made in self.manifests.items()
+            split: f"{amount(m.rows, 'image')}, {amount(len(m.classes or ()), 'class')}"
+            for split, m in self.manifests.items()
         }
         return f"Converted({sizes.get('', sizes)})"
 
@@ -103,12 +103,12 @@ class Asked:
 
         A ``recipe`` replaces `images`.
         """
-        stated = Recipe(**vars(self.images))
-        if recipe is not None and (given := changed(stated)):
+        image_recipe = Recipe(**vars(self.images))
+        if recipe is not None and (names := changed(image_recipe)):
             raise UsageError(
-                f"recipe and {', '.join(given)} cannot be combined", remedy="choose one"
+                f"recipe and {', '.join(names)} cannot be combined", remedy="choose one"
             )
-        options = replace(self.shards, recipe=recipe or stated)
+        options = replace(self.shards, recipe=recipe or image_recipe)
         opened = open_given(
             source, self.folder, self.samples, (self.division, self.exclusion), options.seed
         )
@@ -117,7 +117,7 @@ class Asked:
 
 @takes(Asked)
 def convert(
-    asked: Asked, source: str | Path | Any, target: str | Path, *, recipe: Recipe | None = None
+    options: Asked, source: str | Path | Any, target: str | Path, *, recipe: Recipe | None = None
 ) -> Converted:
     """Convert a folder of images to a dataset, or to one dataset per split.
 
@@ -147,7 +147,7 @@ def convert(
         DiskFull: If the disk lacks space.
         ConversionFailed: If writing fails.
     """
-    request = asked.open(source, recipe)
+    request = options.open(source, recipe)
     opened = open_target(target, request.placement)
     opened.prepare()  # before a long scan
     converted = _convert(request, opened.folder)
@@ -158,7 +158,7 @@ def convert(
 
 @takes(Asked)
 def plan_conversion(
-    asked: Asked, source: str | Path | Any, target: str | Path, *, recipe: Recipe | None = None
+    options: Asked, source: str | Path | Any, target: str | Path, *, recipe: Recipe | None = None
 ) -> Plan:
     """Return the plan that `convert` would carry out; read no image and write nothing.
 
@@ -170,7 +170,7 @@ def plan_conversion(
     Raises:
         UsageError: If an option is invalid or ``target`` cannot be used.
     """
-    request = asked.open(source, recipe)
+    request = options.open(source, recipe)
     folder = open_target(target, request.placement).folder
     scan = scan_source(request.source)
     refuse_overlap(scan.source, folder)

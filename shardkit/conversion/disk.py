@@ -39,7 +39,7 @@ class DiskReservation:
         Space for the shards being built stays free. The kernel releases the rest if the process is
         killed. DiskFull if the disk lacks space.
         """
-        if self._left + self._temporary > free_bytes(self._folder):
+        if self._remaining + self._temporary > free_bytes(self._folder):
             raise self._shortage()
         try:
             if exact:
@@ -64,18 +64,18 @@ class DiskReservation:
         """Return a sentence on the space needed and the space free."""
         free = free_bytes(self._folder)
         more = f" and temporarily {_mib(self._temporary)} more" if self._temporary else ""
-        return f"The conversion needs about {_mib(self._left)}{more}; {_mib(free)} are free."
+        return f"The conversion needs about {_mib(self._remaining)}{more}; {_mib(free)} are free."
 
     def _shortage(self) -> DiskFull:
         """Return the error for a disk that lacks space."""
-        missing = max(self._left + self._temporary - free_bytes(self._folder), 1 << 20)
+        missing = max(self._remaining + self._temporary - free_bytes(self._folder), 1 << 20)
         return DiskFull(
             f"the disk of {self._folder} is too full. {self.need()}",
             remedy=f"Free {_mib(missing)}, then rerun the same command: finished shards are kept.",
         )
 
     @property
-    def _left(self) -> int:
+    def _remaining(self) -> int:
         return max(sum(self._needs) - self._written, 0)
 
     @property
@@ -92,9 +92,9 @@ def as_failure(error: OSError, folder: Path) -> ConversionFailed:
     """Return the error to raise for a failure of the disk of ``folder``, with the remedy."""
     raise_interruption(error)
     if error.errno in FULL:
-        what = "disk" if error.errno == errno.ENOSPC else "disk quota"
+        resource = "disk" if error.errno == errno.ENOSPC else "disk quota"
         return DiskFull(
-            f"the {what} of {folder} is full",
+            f"the {resource} of {folder} is full",
             remedy="Free some space and rerun the same command: finished shards are kept.",
         )
     where = f" ({error.filename})" if error.filename else ""

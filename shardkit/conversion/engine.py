@@ -178,9 +178,8 @@ def build(
     staging.prune({task.path for task in done})
     needs = [0] * len(done) + [sizes[task.result_folder] for task in tasks]
     recipe = plan.options.recipe
-    ahead = builder.workers
     copies = plan.storage.copies
-    space = DiskReservation(staging.folder, needs, ahead=ahead, copies=copies)
+    space = DiskReservation(staging.folder, needs, ahead=builder.workers, copies=copies)
     kept = 0
     kept_as_it_is = recipe.keeps_bytes and plan.scan.exact_sizes
     with space.reserved(exact=kept_as_it_is or recipe.raw_shape is not None):
@@ -255,22 +254,22 @@ class Parts(NamedTuple):
     entries: list[PartEntry]
 
 
-def parts_of(work: ShardWork, plan: Plan, *, first: int = 0) -> Parts:
+def dataset_parts(work: ShardWork, plan: Plan, *, first: int = 0) -> Parts:
     """Return the finished shards by their sources: those of a dataset, if it was copied."""
     split = plan.split(work.split)
     classes = None if plan.scan.classes is None else len(plan.scan.classes)
     if split.original is None:
-        made = [(work.group(), split.meta["source"], plan.software, first)]
+        parts = [(work.group(), split.meta["source"], plan.software, first)]
     else:
-        made = []
-        here = {name: plan.software[name] for name in plan.storage.libraries}
+        parts = []
+        storage_software = {name: plan.software[name] for name in plan.storage.libraries}
         ignored = split.original.ignored
         for part, rows in zip(split.original.parts, itertools.pairwise(split.starts), strict=True):
             start, stop = (bisect.bisect_left(split.cuts, row) for row in rows)
             group = work.of(work.tasks[start:stop]).group()
             skipped = [*part.skipped, *group.skipped]
-            group = replace(group, skipped=skipped, ignored=() if made else ignored)
-            made.append((group, part.source, {**part.software, **here}, first + start))
+            group = replace(group, skipped=skipped, ignored=() if parts else ignored)
+            parts.append((group, part.source, {**part.software, **storage_software}, first + start))
     entries = [
         PartEntry(
             shards=len(group.shards),
@@ -280,9 +279,9 @@ def parts_of(work: ShardWork, plan: Plan, *, first: int = 0) -> Parts:
             source=source,
             software=software,
         )
-        for group, source, software, start in made
+        for group, source, software, start in parts
     ]
-    return Parts([group for group, *_ in made], entries)
+    return Parts([group for group, *_ in parts], entries)
 
 
 def finish(work: ShardWork, plan: Plan) -> Manifest:
@@ -292,7 +291,7 @@ def finish(work: ShardWork, plan: Plan) -> Manifest:
     """
     built = zip(work.tasks, work.shards, strict=True)
     save_observed(work.folder, [(task.result_folder, shard.rows) for task, shard in built])
-    groups, entries = parts_of(work, plan)
+    groups, entries = dataset_parts(work, plan)
     source = source_of(entries) if len(entries) > 1 else entries[0].source
     split = plan.split(work.split)
     if split.original is not None and CHANGED in split.original.source:

@@ -122,15 +122,15 @@ class FolderExchange:
 
     def _others(self, folder: str, files: Iterable[str]) -> Others:
         """Return all in a folder next to the target but a dataset and what shardkit may remove."""
-        known = {str(path) for name in files for path in (name, *PurePath(name).parents)}
+        dataset_paths = {str(path) for name in files for path in (name, *PurePath(name).parents)}
         walked = walk(self._above, folder, any_kind=True)
-        found = ((name.partition("/")[2], is_folder) for name, is_folder in walked)
+        entries = ((name.partition("/")[2], is_folder) for name, is_folder in walked)
         return [
             (name, is_folder)
-            for name, is_folder in found
-            if name not in known
+            for name, is_folder in entries
+            if name not in dataset_paths
             and name.split("/")[0] != self._work
-            and not (is_temporary(name) and str(PurePath(name).parent) in known)
+            and not (is_temporary(name) and str(PurePath(name).parent) in dataset_paths)
         ]
 
     def _prepare(self, name: str, old: Collection[str], others: Others) -> None:
@@ -152,8 +152,8 @@ class FolderExchange:
         new = self._above / name
         write_atomically(new / self.listed, dump_json(sorted(old)))
         _link_others(others, self._target, new)
-        with opened(self._target) as target, opened(new) as made:
-            _copy_attributes(target, made)
+        with opened(self._target) as target, opened(new) as hidden:
+            _copy_attributes(target, hidden)
         # Without these, a power cut could keep the exchange but lose some of the above.
         for path in (self._target / self._work, new / self._state, new / self._work, new):
             sync(path)
@@ -168,8 +168,8 @@ class FolderExchange:
                 (remove_empty if is_folder else remove)(self._above, f"{name}/{other}")
             try:
                 with opened(self._above) as above, opened(self._target, self._work) as work:
-                    made = PurePath(self._made).name
-                    os.rename(name, made, src_dir_fd=above, dst_dir_fd=work)
+                    folder_name = PurePath(self._made).name
+                    os.rename(name, folder_name, src_dir_fd=above, dst_dir_fd=work)
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise

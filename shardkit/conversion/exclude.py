@@ -120,7 +120,7 @@ def _splits_of(scan: Scan, text: str) -> tuple[Sequence[str], str]:
 
 def _listed_keys(scan: Scan, splits: Sequence[str], listed: Listed) -> Iterator[tuple[str, str]]:
     """Yield split and key of each listed image."""
-    wanted = set(listed.names)
+    listed_names = set(listed.names)
     if listed.are_rows and scan.records:
         listed.require_digest(scan.source.describe(splits[0]).get("content_digest"))
         names: tuple[Callable[[Entry], str], ...] = (lambda entry: str(entry.place),)
@@ -130,15 +130,15 @@ def _listed_keys(scan: Scan, splits: Sequence[str], listed: Listed) -> Iterator[
         )
     else:
         names = (lambda entry: entry.path, lambda entry: entry.key)  # a key overrides a path
-    found: list[dict[str, tuple[str, str]]] = [{} for _ in names]
+    matches: list[dict[str, tuple[str, str]]] = [{} for _ in names]
     for split in splits:
         for entry in scan.splits[split].entries:
-            for name_of, of_name in zip(names, found, strict=True):
-                if (name := name_of(entry)) in wanted:
+            for name_of, of_name in zip(names, matches, strict=True):
+                if (name := name_of(entry)) in listed_names:
                     of_name[name] = split, entry.key
-    by_name = {name: key for of_name in found for name, key in of_name.items()}
+    by_name = {name: key for of_name in matches for name, key in of_name.items()}
     listed.require_known(by_name, _location(scan, splits))
-    return (by_name[name] for name in wanted)
+    return (by_name[name] for name in listed_names)
 
 
 def _location(scan: Scan, splits: Sequence[str]) -> str:

@@ -61,11 +61,11 @@ class ConversionFingerprint:
         with published(folder / _FILES) as temporary, temporary.open("xb") as file:
             digest = self._digest(file.write)
         vars(self)["digest"] = digest  # it is cached, so the files need not be listed again
-        write_atomically(folder / _PLAN, dump_json({"digest": digest, **self._rest}))
+        write_atomically(folder / _PLAN, dump_json({"digest": digest, **self._settings}))
 
     def _digest(self, write: Callable[[bytes], object]) -> str:
         """Return the digest, and write the lines with the files on the way."""
-        digest = hashlib.sha256(dump_json(self._rest))
+        digest = hashlib.sha256(dump_json(self._settings))
         for part in self.parts():
             line = dump_json(part) + b"\n"
             digest.update(line)
@@ -73,7 +73,7 @@ class ConversionFingerprint:
         return digest.hexdigest()
 
     @property
-    def _rest(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         return {"settings": self.settings, "images": self.images, "on_error": self.on_error}
 
     def parts(self) -> Iterator[dict[str, str]]:

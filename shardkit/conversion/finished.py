@@ -59,26 +59,26 @@ def _matches(split: SplitPlan, plan: Plan, manifest: Manifest, folder: Path) -> 
 
 def _is_copy(split: SplitPlan, plan: Plan, original: Original, manifest: Manifest) -> bool:
     """Return whether a dataset may be the planned copy of another one."""
-    made = (manifest.format, manifest.recipe, sources_of(manifest.source), bool(manifest.layers))
+    stored = (manifest.format, manifest.recipe, sources_of(manifest.source), bool(manifest.layers))
     parts = [part.source for part in original.parts]
     planned = (plan.options.to, original.recipe, parts, False)
     is_whole = len(manifest.skipped) == len(split.skipped_before)
-    same = manifest.content_digest == original.content_digest or not is_whole
-    return same and _plain(*made) == _plain(*planned)
+    is_same = manifest.content_digest == original.content_digest or not is_whole
+    return is_same and _plain(*stored) == _plain(*planned)
 
 
 def _described(manifest: Manifest) -> Any:
-    made = (manifest.format, manifest.classes, manifest.recipe, manifest.source, manifest.software)
+    facts = (manifest.format, manifest.classes, manifest.recipe, manifest.source, manifest.software)
     schema = describe_schema(manifest.fields_by_name)
-    return _plain(*made, schema, manifest.raw_shape, manifest.ignored)
+    return _plain(*facts, schema, manifest.raw_shape, manifest.ignored)
 
 
 def _planned(split: SplitPlan, plan: Plan) -> Any:
     ignored = Counter(problem.reason for problem in plan.scan.ignored.get(split.name, ()))
-    described = (split.meta["recipe"], split.meta["source"], plan.software)
+    facts = (split.meta["recipe"], split.meta["source"], plan.software)
     shape = plan.options.recipe.raw_shape
     schema = describe_schema(plan.scan.schema)
-    return _plain(plan.options.to, plan.scan.classes, *described, schema, shape, ignored)
+    return _plain(plan.options.to, plan.scan.classes, *facts, schema, shape, ignored)
 
 
 def _plain(*values: Any) -> Any:

@@ -113,7 +113,7 @@ def _take(target: Path, work: str) -> Callable[[], None] | None:
         if error.errno not in _NO_LOCKS:
             raise
         owner = f"{work}/owner"
-        if own(target, owner):
+        if claim(target, owner):
             return lambda: _remove(target, owner, _this_process())
         require_dead(target, owner)
         return None
@@ -132,7 +132,7 @@ def _remove(target: Path, owner: str, name: bytes) -> None:
             move(target, aside, owner)
 
 
-def own(target: Path, owner: str) -> bool:
+def claim(target: Path, owner: str) -> bool:
     """Write this process's name to the new file ``owner``; return whether it was new.
 
     A file that names a process of this machine that no longer runs is replaced.

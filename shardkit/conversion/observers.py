@@ -57,8 +57,8 @@ def save_observed(folder: Path, shards: Sequence[tuple[Path, int]]) -> None:
             with closing(NpyWriter(folder / name, values)) as writer:
                 for result, rows in shards:
                     try:
-                        found = StoredValues(result / name, values, rows)[:]
+                        observed = StoredValues(result / name, values, rows)[:]
                     except (*UNFIT, ValueError):
-                        found = np.zeros(rows, values)
-                    writer.append(found)
+                        observed = np.zeros(rows, values)
+                    writer.append(observed)
             sync(folder / name)

@@ -54,11 +54,11 @@ def list_part(task: ListTask) -> Listed:
     report = path.with_suffix(".jsonl")
     meter = Meter()
     with path.open("xb") as file, report.open("xb") as lines:
-        while some := list(islice(listing.entries, RUN)):
-            for split in dict.fromkeys(split for split, _ in some):
-                entries = [entry for of, entry in some if of == split]
+        while batch := list(islice(listing.entries, RUN)):
+            for split in dict.fromkeys(split for split, _ in batch):
+                entries = [entry for of, entry in batch if of == split]
                 runs[split].append(write_run(file, path, PackedEntries(entries), task.seed))
-            meter.add(images=len(some))
+            meter.add(images=len(batch))
             lines.writelines(report_lines(listing.ignored))
             ignored += len(listing.ignored)
             listing.ignored.clear()

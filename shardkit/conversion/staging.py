@@ -43,11 +43,11 @@ from shardkit.system.safe_paths import (
     make_folder,
     move,
     opened,
-    parts_of,
     remove,
     remove_empty,
     remove_tree,
     require_removable,
+    split_path,
     status_of,
     walk,
 )
@@ -261,29 +261,29 @@ class StagingDirectory:
         self.discard()
 
     def _move(self) -> None:
-        made = [PurePath(name).relative_to(DATASET) for name in self._files(DATASET)]
-        if self._exchanged(made):
+        new_files = [PurePath(name).relative_to(DATASET) for name in self._files(DATASET)]
+        if self._exchanged(new_files):
             return
-        self._retire(made)
+        self._retire(new_files)
         folders = {self.target}
-        for folder in {path.parent for path in made} - {PurePath()}:
+        for folder in {path.parent for path in new_files} - {PurePath()}:
             make_folder(self.target, str(folder))
             folders.add(self.target / folder)
         # Manifests last, and the top one last of all: it commits everything.
-        made.sort(key=lambda path: (path.name == MANIFEST_NAME, -len(path.parts), path))
-        for path in made:
+        new_files.sort(key=lambda path: (path.name == MANIFEST_NAME, -len(path.parts), path))
+        for path in new_files:
             if path.name == MANIFEST_NAME:
                 _sync_all(folders)
             move(self.target, f"{DATASET}/{path}", str(path))
         _sync_all({*folders, self.target.parent, *self._above})
 
-    def _exchanged(self, made: Collection[PurePath]) -> bool:
+    def _exchanged(self, new_files: Collection[PurePath]) -> bool:
         """Replace an old dataset in one step; return whether that was possible."""
         if not self._exchange.is_done:
             if is_file(self.target, RETIRED):
                 return False  # an earlier run started to remove it file by file
             old = files_of(self.target)
-            self._require_vacant(set(map(str, made)).difference(old))
+            self._require_vacant(set(map(str, new_files)).difference(old))
             _require_removable(self.target, old)
             if not old or not self._exchange.carry_out(old):
                 return False
@@ -323,14 +323,14 @@ class StagingDirectory:
                         remedy="Move it to another folder, and rerun.",
                     )
 
-    def _retire(self, made: Collection[PurePath]) -> None:
+    def _retire(self, new_files: Collection[PurePath]) -> None:
         """Remove the old dataset, manifests first; the list survives an interruption."""
         listed = self.target / RETIRED
         if not is_file(self.target, RETIRED):
             entries = ([name, *_identity(self.target, name)] for name in files_of(self.target))
             write_atomically(listed, dump_json(list(entries)))
         old = old_files(self.target, RETIRED, pinned=True)
-        self._require_vacant(set(map(str, made)).difference(old))
+        self._require_vacant(set(map(str, new_files)).difference(old))
         _require_removable(self.target, old)
         manifests = [name for name in old if PurePath(name).name == MANIFEST_NAME]
         for name in manifests:
@@ -452,12 +452,12 @@ def _identity(target: Path, name: str) -> list[int]:
 def _require_old_name(name: object) -> None:
     if not isinstance(name, str):
         raise TypeError("an entry is not a name")
-    *folders, last = parts_of(name)
+    *folders, last = split_path(name)
     if last == MANIFEST_NAME and len(folders) < 2 and not name.startswith(".shardkit"):
         return
     if folders and folders[0] != INDEX_DIRECTORY and not is_of_layer(name):  # a split
         name = "/".join([*folders[1:], last])
-        parts_of(folders[0])
+        split_path(folders[0])
         if folders[0].startswith(".shardkit"):
             raise ValueError(f"{folders[0]!r} is not a split")
     require_file_name(name)
@@ -526,9 +526,9 @@ def check_target(target: Path, *, force: bool) -> None:
         # This fails for a damaged manifest, which cannot list the files to replace.
         _require_removable(target, files_of(target))
     elif names and WORK_NAME not in names:
-        some = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+        examples = ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
         raise UsageError(
-            f"{target} contains other files ({some});",
+            f"{target} contains other files ({examples});",
             remedy="choose a new or empty directory",
         )
 

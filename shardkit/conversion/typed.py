@@ -60,12 +60,12 @@ def plan_typed(scan: Scan, recipe: Recipe, sources: Iterable[Images]) -> tuple[S
 
 def with_types(scan: Scan, schema: Schema) -> Scan:
     """Return a scan whose images have the types of a dataset, to which they are appended."""
-    stated = {
+    typed_fields = {
         name: schema[name]
         for name, field in scan.schema.items()
         if name in schema and field == Field("image") and schema[name].pixels is not None
     }
-    return replace(scan, fields={**scan.schema, **stated}) if stated else scan
+    return replace(scan, fields={**scan.schema, **typed_fields}) if typed_fields else scan
 
 
 def _kinds(images: Schema, sources: Iterable[Images]) -> dict[str, ImageType]:

@@ -25,7 +25,7 @@ from shardkit.dataset.located import EncodedImage
 
 
 class DecodedRegion(NamedTuple):
-    """A part of a decoded image."""
+    """A region of a decoded image."""
 
     pixels: TypedPixels
     """Shape (height, width, channels)."""
@@ -113,7 +113,7 @@ def require_stated_size(image: EncodedImage) -> None:
 
 
 def decode_region(image: EncodedImage, region: Region, how: Decoding) -> DecodedRegion:
-    """Return a part of an image, or all of it where that costs no more.
+    """Return a region of an image, or all of it where that costs no more.
 
     ``region`` is in pixels of the whole image, as ``how.at_least`` is. Raises WrongSizeError if the
     size differs from the index, BadImage if the image cannot be decoded.

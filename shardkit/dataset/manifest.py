@@ -24,9 +24,9 @@ from shardkit.recipe import Recipe
 from shardkit.record import DATASET_FILE, IMAGE, LABEL, dump_json, load_json
 from shardkit.system.files import (
     SMALL_BYTES,
-    parts_of_text,
     read_small,
     require_local,
+    split_text_path,
     write_atomically,
 )
 from shardkit.system.safe_paths import LinkRefused, Unfit
@@ -644,7 +644,7 @@ def _check(manifest: Manifest | SplitsManifest) -> None:
         if not manifest.splits:
             raise ValueError("there are no splits")
         for name in manifest.splits:
-            if len(parts_of_text(name)) > 1 or name.startswith((MANIFEST_NAME, ".shardkit")):
+            if len(split_text_path(name)) > 1 or name.startswith((MANIFEST_NAME, ".shardkit")):
                 raise ValueError(f"{name!r} cannot be the folder of a split")
         return
     if manifest.rows != sum(shard.rows for shard in manifest.shards):
@@ -692,9 +692,9 @@ def _check_files(manifest: Manifest) -> None:
     Others could be those of files that shardkit writes next to them, such as `FACTS_NAME`.
     """
     names = [entry.name for entry in manifest.entries]
-    known = index_files(manifest.base.fields_by_name) + [TIMES] * manifest.is_loose
+    allowed = index_files(manifest.base.fields_by_name) + [TIMES] * manifest.is_loose
     for entry in manifest.files:
-        if entry.name not in known and not _REPORT.fullmatch(entry.name):
+        if entry.name not in allowed and not _REPORT.fullmatch(entry.name):
             raise ValueError(f"{entry.name!r} cannot be a file of a dataset")
     for entry in manifest.layer_files:
         require_file_name(entry.name)
@@ -716,12 +716,12 @@ def _check_layers(manifest: Manifest, layering: Layering) -> None:
             raise ValueError(f"the layer {layer.name!r} lacks fields, or has unneeded files")
         if not all(entry.name.startswith(f"{layer.folder}/") for entry in layer.files):
             raise ValueError(f"a file of the layer {layer.name!r} is elsewhere")
-    stated = {entry.name: entry for entry in manifest.schema}
-    before = {entry.name: entry for entry in layering.base.schema}
-    if list(stated) != list(layering.providers):
+    layered_fields = {entry.name: entry for entry in manifest.schema}
+    base_fields = {entry.name: entry for entry in layering.base.schema}
+    if list(layered_fields) != list(layering.providers):
         raise ValueError("the layers do not have the fields of the schema")
     for name, provider in layering.providers.items():
-        if provider is None and stated[name] != before[name]:
+        if provider is None and layered_fields[name] != base_fields[name]:
             raise ValueError(f"no layer has changed the field {name!r}")
         if provider is not None and not provider.files:
             raise ValueError(f"the layer of the field {name!r} has no files")
@@ -737,7 +737,7 @@ def _check_shards(names: list[str], archives: str | None) -> None:
     if not archives or "\0" in archives:
         raise ValueError(f"the folder {archives!r} cannot be one")
     for name in names:
-        parts_of_text(name)
+        split_text_path(name)
     if len(set(names)) != len(names):
         raise ValueError("two archives have the same name")
 
@@ -764,9 +764,9 @@ def require_file_name(name: str) -> None:
     """Raise ValueError unless the manifest of a dataset can list a file of this name."""
     layer = _LAYER.match(name)
     inside = name[layer.end() :] if layer else name
-    *folders, last = parts_of_text(inside)
-    known = MANIFEST_NAME if layer else FACTS_NAME
-    at_top = not folders and (last == known or _SHARD.fullmatch(last) or _REPORT.fullmatch(last))
+    *folders, last = split_text_path(inside)
+    top_name = MANIFEST_NAME if layer else FACTS_NAME
+    at_top = not folders and (last == top_name or _SHARD.fullmatch(last) or _REPORT.fullmatch(last))
     if not at_top and not (folders in _FOLDERS and last.endswith(".npy")):
         raise ValueError(f"{name!r} cannot be a file of a dataset")
 

@@ -190,9 +190,9 @@ class OpenedDataset:
 
     def holds(self, *names: str) -> bool:
         """Return whether files in `path` have the digests that the manifest states for them."""
-        stated = {entry.name: entry.sha256 for entry in self.manifest.files}
+        digests = {entry.name: entry.sha256 for entry in self.manifest.files}
         return all(
-            name in stated and has_sha256(self.path / name, stated[name], self.path)
+            name in digests and has_sha256(self.path / name, digests[name], self.path)
             for name in names
         )
 
@@ -297,36 +297,36 @@ class _LayerStore(OpenedDataset):
     @cached_property
     def manifest(self) -> Manifest:
         """The manifest, after bringing the index here."""
-        whole = self._dataset
+        dataset = self._dataset
         layer = self.layer
-        self.access.fetch(whole.path, layer.index_files)
+        self.access.fetch(dataset.path, layer.index_files)
         try:
-            require_no_link(whole.path / LAYERS)
+            require_no_link(dataset.path / LAYERS)
         except LinkRefused as error:
             raise CorruptDataset(f"{self.path} cannot be used: {error.strerror}") from error
         manifest = load_manifest(self.path)
-        if fault := _layer_fault(manifest, layer, whole.manifest):
+        if fault := _layer_fault(manifest, layer, dataset.manifest):
             raise CorruptDataset(
-                f"{self.path} does not belong to the dataset in {whole.path}: {fault}"
+                f"{self.path} does not belong to the dataset in {dataset.path}: {fault}"
             )
         return manifest
 
 
-def _layer_fault(manifest: Manifest, layer: Layer, whole: Manifest) -> str:
+def _layer_fault(manifest: Manifest, layer: Layer, dataset_manifest: Manifest) -> str:
     """Return why a manifest is not that of a layer of a dataset, or ""."""
     if manifest.digest != layer.digest:
         return "its manifest differs"
     if (
         manifest.layers
         or manifest.archives is not None
-        or manifest.rows != whole.rows
-        or manifest.keys_digests != whole.keys_digests
+        or manifest.rows != dataset_manifest.rows
+        or manifest.keys_digests != dataset_manifest.keys_digests
     ):
         return "its rows differ"
     for name in layer.fields:
         field = manifest.fields_by_name.get(name)
-        used = whole.layer_of(name) == layer
-        if field is None or (used and field != whole.fields_by_name.get(name)):
+        is_used = dataset_manifest.layer_of(name) == layer
+        if field is None or (is_used and field != dataset_manifest.fields_by_name.get(name)):
             return f"its field {name!r} is different or missing"
     return ""
 

@@ -22,32 +22,32 @@ Known = npt.NDArray[np.bool_]
 
 
 def index_others(
-    records: ShardRecords, table: Table, window: FileWindow, known: Known, found: IndexedRecords
+    records: ShardRecords, table: Table, window: FileWindow, handled: Known, derived: IndexedRecords
 ) -> None:
     """Fill in entries and values of all fields, which have names of their own.
 
-    ``window`` of the shard is in memory. ``known`` are records whose image and label are known;
+    ``window`` of the shard is in memory. ``handled`` are records whose image and label are known;
     those with odd values are removed from it.
     """
-    for name, rows in found.entries.items():
+    for name, rows in derived.entries.items():
         field = records.schema[name]
         alone = _only(table, name, field)
         kinds = {stored: STORED_KINDS.index(image_kind(stored)) for stored in alone.names}
         _, indexed = records.index_table(alone, kinds, window, rows) or ([], False)
-        known &= indexed
+        handled &= indexed
         if field.is_uniform:
-            known &= (alone.offsets[:, 0] < 0) | (alone.lengths[:, 0] == field.bytes)
-    for name, values in found.values.items():
+            handled &= (alone.offsets[:, 0] < 0) | (alone.lengths[:, 0] == field.bytes)
+    for name, values in derived.values.items():
         field = records.schema[name]
         alone = _only(table, name, field)
-        there = np.flatnonzero(known & (alone.offsets[:, 0] >= 0))
-        ranges = np.stack([alone.offsets[there, 0], alone.lengths[there, 0]], 1).tolist()
+        present = np.flatnonzero(handled & (alone.offsets[:, 0] >= 0))
+        ranges = np.stack([alone.offsets[present, 0], alone.lengths[present, 0]], 1).tolist()
         contents = cast(RangeReader, records.reader).read_ranges(ranges)
-        for row, content in zip(there.tolist(), contents, strict=True):
+        for row, content in zip(present.tolist(), contents, strict=True):
             try:
                 values[row] = pack_value(field, field.type.parse(field, content))
             except ValueError:  # the record's reader explains it
-                known[row] = False
+                handled[row] = False
 
 
 def _only(table: Table, name: str, field: Field) -> Table:
@@ -62,15 +62,15 @@ def _only(table: Table, name: str, field: Field) -> Table:
     return table._replace(names=(stored,), offsets=offsets, lengths=lengths, labels=None)
 
 
-def equal_others(found: IndexedRecords, index: IndexSegment, rows: range) -> Known:
+def equal_others(derived: IndexedRecords, index: IndexSegment, rows: range) -> Known:
     """Return whether the other fields of each record are as the index of its shard says."""
     equal = np.ones(len(rows), np.bool_)
     inside = slice(rows.start, rows.stop)
-    for name, entries in found.entries.items():
+    for name, entries in derived.entries.items():
         equal &= _as_numbers(entries) == _as_numbers(index.apart[name][inside])
-    for name, values in found.values.items():
-        wanted = map(index.columns[name].packed, rows)
-        equal &= np.fromiter(map(operator.eq, values, wanted), np.bool_, len(rows))
+    for name, values in derived.values.items():
+        expected = map(index.columns[name].packed, rows)
+        equal &= np.fromiter(map(operator.eq, values, expected), np.bool_, len(rows))
     return equal
 
 
@@ -88,21 +88,21 @@ def read_intact(records: ShardRecords, rows: range, segment: IndexSegment) -> li
     return read if same and _are_equal(join_indexed([indexed], records.schema), segment) else []
 
 
-def _are_equal(one: IndexSegment, other: IndexSegment) -> bool:
+def _are_equal(first: IndexSegment, second: IndexSegment) -> bool:
     return (
-        (one.keys, one.paths) == (other.keys, other.paths)
-        and np.array_equal(one.rows, other.rows)
-        and all(np.array_equal(rows, other.apart[name]) for name, rows in one.apart.items())
-        and all(_are_same(column, other.columns[name]) for name, column in one.columns.items())
+        (first.keys, first.paths) == (second.keys, second.paths)
+        and np.array_equal(first.rows, second.rows)
+        and all(np.array_equal(rows, second.apart[name]) for name, rows in first.apart.items())
+        and all(_are_same(column, second.columns[name]) for name, column in first.columns.items())
     )
 
 
-def _are_same(one: Column, other: Column) -> bool:
+def _are_same(first: Column, second: Column) -> bool:
     """Return whether two columns have the same bytes in all rows."""
     pairs: Sequence[tuple[Any, Any]] = (
-        (one.ends, other.ends),
-        (one.labels, other.labels),
-        (presence(one), presence(other)),
+        (first.ends, second.ends),
+        (first.labels, second.labels),
+        (presence(first), presence(second)),
     )
-    same = one.values.tobytes() == other.values.tobytes()
-    return same and all(mine is its or np.array_equal(mine, its) for mine, its in pairs)
+    equal = first.values.tobytes() == second.values.tobytes()
+    return equal and all(a is b or np.array_equal(a, b) for a, b in pairs)

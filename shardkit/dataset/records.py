@@ -65,7 +65,7 @@ def record_of(shards: ShardSet, row: int) -> Record:
     if not shards.manifest.shards[shard].holds_records:
         return _assembled(shards, row)
     storage = get_format(shards.manifest.format)
-    shards.files.whole(shard)  # a missing shard is not a damaged record
+    shards.files.complete_path(shard)  # a missing shard is not a damaged record
     stored: IndexedRecord
     try:
         reader = shards.files.reader(shard, partial(open_records, storage), "records")

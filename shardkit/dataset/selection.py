@@ -105,14 +105,14 @@ class _Expression:
             if isinstance(group, str) or not isinstance(group, Collection):
                 raise ValueError(f"{group!r} is not a list of values")
             self._require_values(left.id, group)
-            return self._each(left.id, lambda item: compare(item, value))
+            return self._rows_where(left.id, lambda item: compare(item, value))
         value = ast.literal_eval(left)
         self._require_values(right.id, (value,))  # type: ignore[attr-defined]
         if within and not self._field(right.id).type.is_variable:  # type: ignore[attr-defined]
             raise ValueError(f"{right.id} has a single value in each row")  # type: ignore[attr-defined]
-        return self._each(right.id, lambda item: compare(value, item))  # type: ignore[attr-defined]
+        return self._rows_where(right.id, lambda item: compare(value, item))  # type: ignore[attr-defined]
 
-    def _each(self, name: str, is_true: Callable[[Any], Any]) -> Mask:
+    def _rows_where(self, name: str, is_true: Callable[[Any], Any]) -> Mask:
         values = self.values(name)
         return np.array([value is not None and bool(is_true(value)) for value in values], np.bool_)
 
@@ -146,14 +146,14 @@ class _Expression:
         field = self._field(name)
         for value in values:
             if not isinstance(value, field.type.compares):
-                what = "class names" if field.type.holds_classes else f"{field.kind}s"
-                raise ValueError(f"{value!r} has the wrong type for {name}: its values are {what}")
+                kinds = "class names" if field.type.holds_classes else f"{field.kind}s"
+                raise ValueError(f"{value!r} has the wrong type for {name}: its values are {kinds}")
         if field.type.holds_classes:
             classes = field.classes or ()
             unknown = sorted(set(values).difference(classes))
             if unknown:
-                some = ", ".join(map(quoted, classes[:10])) + (" ..." if len(classes) > 10 else "")
-                raise ValueError(f"{name} has no class {quoted(unknown[0])}; it has {some}")
+                names = ", ".join(map(quoted, classes[:10])) + (" ..." if len(classes) > 10 else "")
+                raise ValueError(f"{name} has no class {quoted(unknown[0])}; it has {names}")
 
 
 _PROPERTIES = {
@@ -179,10 +179,10 @@ class Listed(NamedTuple):
         """Refuse names that do not exist."""
         unknown = [name for name in self.names if name not in existing]
         if unknown:
-            some = ", ".join(map(quoted, unknown[:3])) + " ..." * (len(unknown) > 3)
+            examples = ", ".join(map(quoted, unknown[:3])) + " ..." * (len(unknown) > 3)
             raise UsageError(
                 f"{self.where}: no match in {location} for {len(unknown):,} of {len(self.names):,} "
-                f"lines: {some}"
+                f"lines: {examples}"
             )
 
     def require_digest(self, digest: object) -> None:

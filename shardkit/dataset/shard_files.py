@@ -60,8 +60,7 @@ class ShardFiles:
     @cached_property
     def starts(self) -> npt.NDArray[np.int64]:
         """The first row of each shard."""
-        counts = [entry.rows for entry in self._entries]
-        return np.cumsum([0, *counts[:-1]], dtype=np.int64)
+        return np.cumsum([0, *(entry.rows for entry in self._entries[:-1])], dtype=np.int64)
 
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -130,7 +129,7 @@ class ShardFiles:
             if file := files.get(int(shards[first])):
                 file.announce(int(starts[first]), max(0, int(ends[last] - starts[first])))
 
-    def whole(self, shard: int) -> Path:
+    def complete_path(self, shard: int) -> Path:
         """Return the path of a shard, after checking that all of it is there."""
         self.open([shard])
         return self.path(shard)
@@ -139,7 +138,7 @@ class ShardFiles:
         self, shard: int, read: Callable[[Path], Any], kind: str = "library"
     ) -> LockedReader[Any]:
         """Return a shard, open through a reader, like `shardkit.dataset.handles.shard_reader`."""
-        path = self.whole(shard)
+        path = self.complete_path(shard)
         identity = self._entries[shard].identity
         return self._dataset.unchanged(lambda: shard_reader(path, identity, read, kind))
 

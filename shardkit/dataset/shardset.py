@@ -379,11 +379,11 @@ def as_array(rows: object) -> npt.NDArray[Any]:
 
 
 def resolve_rows(
-    rows: Sequence[int] | npt.ArrayLike, count: int, what: str
+    rows: Sequence[int] | npt.ArrayLike, count: int, location: str
 ) -> npt.NDArray[np.int64]:
     """Return ``rows`` as int64 of shape (N,); negative rows count from the end.
 
-    Raises IndexError if a row is not an integer, or not one of the ``count`` rows of ``what``.
+    Raises IndexError if a row is not an integer, or not one of the ``count`` rows of ``location``.
     """
     array = as_array(rows)
     if array.size and array.dtype.kind not in "iu":
@@ -396,7 +396,8 @@ def resolve_rows(
         return array
     wrong = (array >= count) | ((array < 0) & (array < -count))
     if wrong.any():
-        raise IndexError(f"row {int(array[wrong][0])} is not in {what}, which has {count} rows")
+        row = int(array[wrong][0])
+        raise IndexError(f"row {row} is not in {location}, which has {count} rows")
     array = array.astype(np.int64).reshape(-1)
     return np.where(array < 0, array + count, array)
 

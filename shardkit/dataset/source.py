@@ -186,13 +186,13 @@ class DatasetSource(Source):
         packed = as_packed(entries)
         rows = np.array(packed.numbers("place"), np.int64)
         try:
-            found = [*intact_records(self._sets[split], rows)]
+            records = [*intact_records(self._sets[split], rows)]
         except (CorruptDataset, KeyError, IndexError):  # `read` tells which one is damaged
             return [None] * len(entries)
         return [
             _labeled(stored[0], label) if stored and (stored[0].key, stored[1]) == names else None
             for stored, names, label in zip(
-                found,
+                records,
                 zip(packed.keys(), packed.paths(), strict=True),
                 packed.numbers("label"),
                 strict=True,
@@ -249,8 +249,8 @@ def _entries(shards: ShardSet, chosen: Mask, labels: Sequence[int]) -> Sequence[
     fields = (IMAGE, *apart_of(shards.schema))
     starts = range(0, len(shards), _AT_ONCE)
 
-    def load(piece: int) -> PackedEntries:
-        start = starts[piece]
+    def load(chunk: int) -> PackedEntries:
+        start = starts[chunk]
         rows = np.arange(start, min(start + _AT_ONCE, len(shards)))
         entries = [shards.entries_of(name).read(rows) for name in fields]
         sizes = sum(index["length"].astype(np.int64) for index in entries)

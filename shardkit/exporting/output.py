@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardkit.errors import UsageError
-from shardkit.system.files import as_name, parts_of_text, sha256_of
+from shardkit.system.files import as_name, sha256_of, split_text_path
 from shardkit.system.safe_paths import UNFIT, exists, make_folder, opened, walk
 from shardkit.system.text import quoted
 
@@ -54,7 +54,7 @@ class OutputFolder:
     def create(self, name: str) -> BinaryIO:
         """Create a file, and return it opened for writing; see `write`."""
         try:
-            parts_of_text(name)
+            split_text_path(name)
         except ValueError as error:
             raise UsageError(
                 f"a record has the source path {quoted(name)}, which is not a plain relative path: "
@@ -99,12 +99,12 @@ class OutputFolder:
         )
 
 
-def _are_same(one: Path, other: Path) -> bool:
+def _are_same(first: Path, second: Path) -> bool:
     """Return whether two folders have the same files with the same content, and nothing else."""
     try:
-        names = list(walk(one))
-        return names == list(walk(other)) and all(
-            is_folder or sha256_of(one / name, one) == sha256_of(other / name, other)
+        names = list(walk(first))
+        return names == list(walk(second)) and all(
+            is_folder or sha256_of(first / name, first) == sha256_of(second / name, second)
             for name, is_folder in names
         )
     except UNFIT:

@@ -32,7 +32,7 @@ from shardkit.record import (
     unquote_key,
 )
 from shardkit.registry import DEFAULT_SOURCE, get_format
-from shardkit.system.files import parts_of_text
+from shardkit.system.files import split_text_path
 from shardkit.system.pool import Progress, Report
 from shardkit.system.text import as_command, quoted
 
@@ -217,10 +217,10 @@ class Exporting:
 def _can_name_file(key: str) -> bool:
     """Return whether a file can have the name of a key; one that is hidden would not be read."""
     try:
-        parts = parts_of_text(key)
+        names = split_text_path(key)
     except ValueError:
         return False
-    return not any(name.startswith(".") or len(os.fsencode(name)) > _LONGEST for name in parts)
+    return not any(name.startswith(".") or len(os.fsencode(name)) > _LONGEST for name in names)
 
 
 def _is_indexed(indexed: IndexedRecord, segment: IndexSegment, row: int) -> bool:

@@ -50,10 +50,10 @@ def write_yolo(exporting: Exporting, output: OutputFolder) -> None:
         if image is not None:
             stored, content = image
             path = PurePosixPath(exporting.file_name(record, stored))
-            parts = [
-                part for part in path.parts[:-1] if part != "images" and not is_split_name(part)
+            folders = [
+                name for name in path.parts[:-1] if name != "images" and not is_split_name(name)
             ]
-            inside = "/".join(filter(None, [dataset.split, *parts]))
+            inside = "/".join(filter(None, [dataset.split, *folders]))
             folder = f"{inside}/" if inside else ""
             output.write(f"images/{folder}{path.name}", content)
             rows = _rows(fields, record, inspect(content, stored))
@@ -83,17 +83,17 @@ def _rows(fields: dict[str, Field], record: Record, info: ImageInfo) -> Iterator
     boxes = turned(record.meta.get("boxes") or [], turn, 4)
     points = turned(record.meta.get("keypoints") or [], turn, 2)
     polygons = record.meta.get("polygons") or [[] for _ in boxes]
-    each = len(fields["keypoints"].classes or ()) if "keypoints" in fields else 0
+    points_per_box = len(fields["keypoints"].classes or ()) if "keypoints" in fields else 0
     width, height = info.upright
     for number, (box, polygon) in enumerate(zip(boxes, polygons, strict=True)):
         left, right, top, bottom = box[0] / width, box[2] / width, box[1] / height, box[3] / height
         numbers = [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
         if polygon:
             numbers = [value for point in polygon for value in point]
-        for x, y, seen in points[number * each : (number + 1) * each]:
+        for x, y, seen in points[number * points_per_box : (number + 1) * points_per_box]:
             numbers += [x / width, y / height, seen]
         is_inside = all(-_OUTSIDE <= side <= 1 + _OUTSIDE for side in (left, top, right, bottom))
-        if not is_inside or len(points) != each * len(boxes):
+        if not is_inside or len(points) != points_per_box * len(boxes):
             problem = (
                 "it lacks keypoints for some boxes" if is_inside else "a box extends beyond it"
             )

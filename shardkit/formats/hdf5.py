@@ -133,8 +133,7 @@ class Hdf5Writer:
 
     def _contents(self) -> dict[str, _Content]:
         """Return all datasets in file order."""
-        meta = np.frombuffer(dump_json(self._spec.meta), np.uint8)
-        contents = {META: _Content.of(meta)}
+        contents = {META: _Content.of(np.frombuffer(dump_json(self._spec.meta), np.uint8))}
         if any(label != NO_LABEL for label in self._labels):
             contents[f"{LABEL_FIELD}/data"] = _Content.of(np.array(self._labels, np.int64))
         for name, column in sorted(self._columns.items()):
@@ -226,17 +225,17 @@ def _move(values: IO[bytes], target: IO[bytes], offset: int) -> None:
     Truncating each moved block reuses its page cache, since filling fresh pages takes several times
     as long.
     """
-    left = values.seek(0, os.SEEK_END)
-    while left:
-        start = max(0, left - _COPY_BYTES)
+    end = values.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - _COPY_BYTES)
         values.seek(start)
-        block = values.read(left - start)
-        if len(block) != left - start:
-            raise OSError(f"{target.name}: only {len(block)} of {left - start} bytes read back")
+        block = values.read(end - start)
+        if len(block) != end - start:
+            raise OSError(f"{target.name}: only {len(block)} of {end - start} bytes read back")
         target.seek(offset + start)
         write_all(target.fileno(), block)
         values.truncate(start)
-        left = start
+        end = start
 
 
 def _probe(path: Path, size: int) -> None:
@@ -266,14 +265,14 @@ class Hdf5Reader(RangeReader):
         self.meta = self._parse_meta(Range(meta.offset, meta.length))
         columns: dict[str, dict[str, StoredArray]] = {}
         for name, array in arrays.items():
-            field, _, part = name.partition("/")
-            columns.setdefault(field, {})[part] = array
+            field, _, member = name.partition("/")
+            columns.setdefault(field, {})[member] = array
         self._labels = self._list(columns.pop(LABEL_FIELD, {}).get("data"), _LABEL)
         self._keys = self._read_keys(columns.pop(KEY, {}))
         rows = len(self._keys)
         if self._labels is not None and len(self._labels) != rows:
             self._fail(f"it has {len(self._labels)} labels for {rows} rows")
-        fields = {name: self._field_of(name, parts) for name, parts in columns.items()}
+        fields = {name: self._field_of(name, arrays) for name, arrays in columns.items()}
         for name, column in fields.items():
             if not is_field_name(name):
                 self._fail(f"it has a field {quoted(name)}")
@@ -313,8 +312,8 @@ class Hdf5Reader(RangeReader):
             return {}
         return {LABEL_FIELD: b"%d" % self._labels[row]}
 
-    def _read_keys(self, parts: dict[str, StoredArray]) -> _Keys:
-        keys = self._field_of(KEY, parts)
+    def _read_keys(self, arrays: dict[str, StoredArray]) -> _Keys:
+        keys = self._field_of(KEY, arrays)
         if keys.present is not None:
             self._fail("it has rows without a key")
         sizes = np.diff(keys.ends)
@@ -322,14 +321,14 @@ class Hdf5Reader(RangeReader):
             self._check_key_size(int(size))
         return _Keys(self._pread(Range(keys.offset, int(keys.ends[-1]))), keys.ends)
 
-    def _field_of(self, name: str, parts: dict[str, StoredArray]) -> _Field:
+    def _field_of(self, name: str, arrays: dict[str, StoredArray]) -> _Field:
         """Return where the values of a field are stored."""
-        data = parts.get("data")
+        data = arrays.get("data")
         field = f"field {quoted(name)}"
         if data is None or (data.dtype != _BYTE and name not in self._arrays):
             self._fail(f"{field} has no values, or values other than bytes")
-        ends = self._list(parts.get("offsets"), _LABEL)
-        present = self._list(parts.get("present"), _BYTE)
+        ends = self._list(arrays.get("offsets"), _LABEL)
+        present = self._list(arrays.get("present"), _BYTE)
         if ends is None and (stride := self._stride(name, data)):
             ends = np.arange(data.shape[0] + 1, dtype=np.int64) * stride
         elif ends is None or (data.dtype, len(data.shape)) != (_BYTE, 1) or not len(ends):

@@ -97,7 +97,7 @@ class _Walk:
     def __init__(self, descriptor: int, size: int) -> None:
         self._descriptor = descriptor
         self._size = size
-        self._left = _MOST
+        self._budget = _MOST
         self._base = 0
         while self._bytes(0, len(_SIGNATURE)) != _SIGNATURE:
             self._base = 2 * self._base or 512  # after a user block
@@ -213,9 +213,9 @@ class _Walk:
 
     def _bytes(self, address: int, length: int) -> bytes:
         """Return a block of the structure."""
-        self._left -= 64 + length  # count small reads, too: they take time
+        self._budget -= 64 + length  # count small reads, too: they take time
         offset = self._base + address
-        if length > _LONGEST or self._left < 0:
+        if length > _LONGEST or self._budget < 0:
             raise MalformedHdf5Error(f"the structure at byte {offset} has no end")
         if offset + length > self._size:
             raise MalformedHdf5Error(f"it is truncated: byte {offset + length} is beyond its end")

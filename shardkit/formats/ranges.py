@@ -135,7 +135,7 @@ class RangeReader(abc.ABC):
             if not 0 <= row < len(self._keys):
                 raise IndexError(f"row {row} is not in {self.path}, which has {len(self)} rows")
         fields = [self._fields[row] for row in rows]
-        contents = iter(self.read_ranges([part for named in fields for part in named.values()]))
+        contents = iter(self.read_ranges([span for named in fields for span in named.values()]))
         return [
             self._record(row, {name: next(contents) for name in named})
             for row, named in zip(rows, fields, strict=True)

@@ -45,12 +45,12 @@ class Table(NamedTuple):
 
     def take(self, rows: range) -> Table:
         """Return the table of some neighboring rows."""
-        part = slice(rows.start, rows.stop)
+        selected = slice(rows.start, rows.stop)
         return self._replace(
-            ends=self.ends[part],
-            offsets=self.offsets[part],
-            lengths=self.lengths[part],
-            labels=None if self.labels is None else self.labels[part],
+            ends=self.ends[selected],
+            offsets=self.offsets[selected],
+            lengths=self.lengths[selected],
+            labels=None if self.labels is None else self.labels[selected],
             start=int(self.ends[rows.start - 1]) if rows.start else self.start,
         )
 

@@ -137,7 +137,7 @@ class TarReader(RangeReader):
     _fields: list[dict[str, Range]]
     _window = b""
     _window_start = 0
-    """The part of the file with the next headers, and where it starts."""
+    """The block of the file with the next headers, and where it starts."""
 
     def __init__(self, path: Path, start: int = 0, stop: int | None = None) -> None:
         self._start = start
@@ -145,7 +145,7 @@ class TarReader(RangeReader):
         super().__init__(path)
 
     def _find(self) -> None:
-        if self._start:  # a part also needs the metadata, the first member of the archive
+        if self._start:  # a chunk also needs the metadata, the first member of the archive
             self._group(itertools.islice(self._walk(0, None), 1))
         end = -1 if self._stop is None else self._stop
         archive = self._file.fileno(), self._size, self._start, end

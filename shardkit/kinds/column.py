@@ -186,7 +186,7 @@ def presence(column: Column) -> npt.NDArray[np.bool_]:
 
 def _required(array: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
     if array is None:
-        raise ValueError("a part of a column lacks an array")
+        raise ValueError("a chunk of a column lacks an array")
     return array
 
 

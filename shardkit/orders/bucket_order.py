@@ -64,10 +64,10 @@ class BucketSizes:
             if len(sides) != 2 or not all(type(s) is int and 0 < s <= MOST_SIDE for s in sides):
                 raise UsageError(f"bucket {size!r} must be a (height, width) pair in pixels")
         ordered = tuple(sorted(self.sizes, key=lambda size: size[1] / size[0]))
-        for one, other in itertools.pairwise(ordered):
-            if one[1] * other[0] == other[1] * one[0]:
+        for first, second in itertools.pairwise(ordered):
+            if first[1] * second[0] == second[1] * first[0]:
                 raise UsageError(
-                    f"the buckets {_show(one)} and {_show(other)} have the same aspect ratio",
+                    f"the buckets {_show(first)} and {_show(second)} have the same aspect ratio",
                     remedy="keep only one",
                 )
         object.__setattr__(self, "sizes", ordered)
@@ -108,8 +108,8 @@ class BucketSizes:
     def _limits(self) -> list[float]:
         """Between neighbors, the square of the aspect ratio that is as far from both."""
         return [
-            (one[1] * other[1]) / (one[0] * other[0])
-            for one, other in itertools.pairwise(self.sizes)
+            (first[1] * second[1]) / (first[0] * second[0])
+            for first, second in itertools.pairwise(self.sizes)
         ]
 
     def nearest(self, width: int, height: int) -> int:
@@ -122,18 +122,18 @@ class BucketSizes:
         return np.searchsorted(self._limits, ratios * ratios, side="left").astype(np.int64)
 
     def count(self, images: Iterable[tuple[Positions, Positions]]) -> list[BucketCount]:
-        """Return the statistics of each bucket, for widths and heights in parts; all above 0."""
+        """Return the statistics of each bucket, given batches of widths and heights above 0."""
         counts, pixels, used = np.zeros((3, len(self.sizes)))
         sides = np.array(self.sizes, np.float64)
         for widths, heights in images:
             buckets = self.nearest_of(widths, heights)
             ratios = (sides[:, 1] / sides[:, 0])[buckets]
             total = widths * heights.astype(np.float64)
-            # The largest part of the image with the bucket's aspect ratio.
-            part = np.minimum(widths * (widths / ratios), heights * (heights * ratios))
+            # The area of the largest crop with the bucket's aspect ratio.
+            inside = np.minimum(widths * (widths / ratios), heights * (heights * ratios))
             counts += np.bincount(buckets, minlength=len(counts))
             pixels += np.bincount(buckets, total, len(counts))
-            used += np.bincount(buckets, np.minimum(part, total), len(counts))
+            used += np.bincount(buckets, np.minimum(inside, total), len(counts))
         cropped = 1 - used / np.maximum(pixels, 1)
         return [
             BucketCount(size, int(count), float(max(0, loss)) if count else 0.0)
@@ -238,13 +238,13 @@ def parse_buckets(text: str) -> BucketSizes:
     """
     if re.fullmatch(r"[0-9]{1,5}", text):
         return BucketSizes.by_area(int(text) ** 2)
-    parts = [re.fullmatch(r"([0-9]{1,9})[xX]([0-9]{1,9})", part) for part in text.split(",")]
-    if not all(parts):
+    matches = [re.fullmatch(r"([0-9]{1,9})[xX]([0-9]{1,9})", item) for item in text.split(",")]
+    if not all(matches):
         raise UsageError(
             f"{setting('buckets', text[:80])} is neither a list of HEIGHTxWIDTH, such as "
             "512x512,448x576, nor a side, such as 512"
         )
-    return BucketSizes(tuple((int(part[1]), int(part[2])) for part in parts if part))
+    return BucketSizes(tuple((int(part[1]), int(part[2])) for part in matches if part))
 
 
 def make_buckets(sizes: Iterable[Any]) -> BucketSizes:

@@ -105,11 +105,11 @@ class Buckets(OrderSampler):
         sizes = self.sizes
         if not isinstance(sizes, BucketSizes):
             object.__setattr__(self, "sizes", make_buckets(sizes))
-        for name, known in _KNOWN.items():
-            if getattr(self, name) not in known:
+        for name, choices in _KNOWN.items():
+            if getattr(self, name) not in choices:
                 raise UsageError(
                     f"{setting(name, getattr(self, name))} is unknown;",
-                    remedy=f"choose from {', '.join(known)}",
+                    remedy=f"choose from {', '.join(choices)}",
                 )
         if self.weights is not None:
             object.__setattr__(self, "weights", check_weights("Buckets(weights)", self.weights))

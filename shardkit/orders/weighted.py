@@ -111,26 +111,26 @@ def draw(purpose: str, seed: int, epoch: int, positions: Positions) -> Weights:
     return uniform(step_keys(key, positions.astype(np.uint64) + np.uint64(1)))
 
 
-def check_weights(what: str, weights: Any) -> Weights:
+def check_weights(name: str, weights: Any) -> Weights:
     """Return ``weights`` as an array.
 
-    Raises UsageError, naming ``what``, unless all are finite, at least 0, and not all 0.
+    Raises UsageError, with ``name``, unless all are finite, at least 0, and not all 0.
     """
     try:
         values = np.asarray(weights, np.float64)
     except (TypeError, ValueError):
-        raise UsageError(f"{what} must be numbers, not {str(weights)[:80]}") from None
+        raise UsageError(f"{name} must be numbers, not {str(weights)[:80]}") from None
     if values.ndim != 1 or not len(values):
-        raise UsageError(f"{what} must be a list of numbers, not of shape {values.shape}")
+        raise UsageError(f"{name} must be a list of numbers, not of shape {values.shape}")
     wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if len(wrong):
         raise UsageError(
-            f"{what} must be finite and not negative: number {wrong[0]} is {values[wrong[0]]}"
+            f"{name} must be finite and not negative: number {wrong[0]} is {values[wrong[0]]}"
         )
     with np.errstate(over="ignore"):
         total = float(np.cumsum(values)[-1])
     if not _LEAST_SUM <= total < np.inf:
-        raise UsageError(f"{what} must have a finite sum above 0, not {total:g}")
+        raise UsageError(f"{name} must have a finite sum above 0, not {total:g}")
     return values
 
 

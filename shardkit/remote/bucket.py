@@ -31,7 +31,7 @@ from shardkit.remote.dataset import fetch_manifest, fetch_splits
 from shardkit.remote.process import call
 from shardkit.remote.upload import CLAIM, manifest_at, send_file, taken, writable
 from shardkit.system.files import SMALL_BYTES, read_small
-from shardkit.system.safe_paths import UNFIT, parts_of, walk
+from shardkit.system.safe_paths import UNFIT, split_path, walk
 from shardkit.system.text import shell
 
 _JOBS = ".shardkit-jobs"
@@ -143,20 +143,20 @@ class BucketPlan:
         names = [name(number) for number in numbers for name in (_result_name, _claim_name)]
         call(objects.delete, self._below, names)
 
-    def receive_results(self, parts: Mapping[int, Path]) -> list[int]:
+    def receive_results(self, folders: Mapping[int, Path]) -> list[int]:
         """Copy the results of tasks to folders; return the tasks that have none."""
-        names = {number: _result_name(number) for number in parts}
+        names = {number: _result_name(number) for number in folders}
         missing = set(call(objects.receive, self._below, self.folder, [*names.values()]))
-        for number, part in parts.items():
+        for number, folder in folders.items():
             if names[number] not in missing:
-                _unpack(self.folder / names[number], part)
+                _unpack(self.folder / names[number], folder)
         return [number for number, name in names.items() if name in missing]
 
-    def send_result(self, number: int, part: Path) -> None:
+    def send_result(self, number: int, folder: Path) -> None:
         """Upload the folder that is the result of a task, which marks the task as done."""
         self._require_current()
         name = _result_name(number)
-        _pack(part, self.folder / name)
+        _pack(folder, self.folder / name)
         self.put([name])
         (self.folder / name).unlink()
 
@@ -273,26 +273,26 @@ def _claim_name(number: int) -> str:
     return f"{_CLAIMS}/{number:06d}"
 
 
-def _pack(part: Path, path: Path) -> None:
+def _pack(folder: Path, path: Path) -> None:
     """Write the files of a folder to an uncompressed zip file."""
     path.parent.mkdir(exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
-        for name, is_folder in walk(part):
+        for name, is_folder in walk(folder):
             if not is_folder:
-                archive.writestr(zipfile.ZipInfo(name), (part / name).read_bytes())
+                archive.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes())
 
 
-def _unpack(path: Path, part: Path) -> None:
+def _unpack(path: Path, folder: Path) -> None:
     """Turn a zip file of `_pack` into a folder, without a result if the file is damaged."""
     try:
         with zipfile.ZipFile(path) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
                 raise ValueError("its entries overlap")
             for entry in archive.infolist():
-                if len(parts_of(entry.filename)) > 2 or entry.compress_type != zipfile.ZIP_STORED:
+                if len(split_path(entry.filename)) > 2 or entry.compress_type != zipfile.ZIP_STORED:
                     raise ValueError("it is deep or compressed")
-                (part / entry.filename).parent.mkdir(parents=True, exist_ok=True)
-                (part / entry.filename).write_bytes(archive.read(entry))
+                (folder / entry.filename).parent.mkdir(parents=True, exist_ok=True)
+                (folder / entry.filename).write_bytes(archive.read(entry))
     except (ValueError, RuntimeError, EOFError, FileExistsError, *UNFIT, zipfile.BadZipFile):
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     path.unlink()

@@ -110,8 +110,8 @@ class BucketFolder(SourceFolder):
             listing = folder / "objects"
             call(whole.listing, self.url, self._path(top) if top else self._below, deep, listing)
             with listing.open(encoding="utf-8") as lines:
-                found = map(json.loads, lines)
-                objects = [(name[skip:], size, stamp) for name, size, stamp in found]
+                rows = map(json.loads, lines)
+                objects = [(name[skip:], size, stamp) for name, size, stamp in rows]
         objects.sort(key=lambda item: walk_order(item[0]))
         for (name, *_), (following, *_) in itertools.pairwise(objects):
             if name == following:

@@ -165,15 +165,18 @@ class Cache:
 
     def _complete(self, descriptor: int, file: RemoteFile, path: Path, fill: Fill) -> None:
         """Fetch a file whose lock we hold."""
-        part = _part(path)
+        temporary = _part(path)
         try:
             if self._is_right(path, file.sha256):  # completed between our check and our lock
-                part.unlink()
+                temporary.unlink()
                 return
             self._reserve(descriptor, file.size, path)
             for _ in range(_ATTEMPTS):
                 fill(descriptor)
-                if os.fstat(descriptor).st_size == file.size and sha256_of(part) == file.sha256:
+                if (
+                    os.fstat(descriptor).st_size == file.size
+                    and sha256_of(temporary) == file.sha256
+                ):
                     break
             else:
                 raise CorruptShard(
@@ -182,10 +185,10 @@ class Cache:
                 )
             os.fsync(descriptor)
             self._note(descriptor, file.sha256)  # those who wait need not compare it
-            os.rename(part, path)
+            os.rename(temporary, path)
             sync(path.parent)
         except BaseException:
-            part.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
     def _reserve(self, descriptor: int, size: int, path: Path) -> None:

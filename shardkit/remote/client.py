@@ -33,7 +33,7 @@ from shardkit.errors import ShardkitError, UsageError
 from shardkit.remote.store import ATTEMPTS, Exists, Listed, Missing, Store, timeout
 from shardkit.system.text import quoted
 
-PART = 8 << 20
+CHUNK = 8 << 20
 """Bytes of a request: few enough to finish within the time limit at 2.5 Mbit/s."""
 
 _PAGE = 1000
@@ -237,24 +237,24 @@ class ObjectStore(Store):
     def _version_of(self, name: str, listed: tuple[int, int]) -> tuple[str, bytes] | None:
         """Return the ETag and the content of an object; None if it is another version."""
         size = listed[0]
-        if size <= PART:
-            return self._part(name, listed, (0, size), {})
+        if size <= CHUNK:
+            return self._read_chunk(name, listed, (0, size), {})
         tag = ""
-        parts = []
-        for start in range(0, size, PART):
-            end = min(start + PART, size)
+        chunks = []
+        for start in range(0, size, CHUNK):
+            end = min(start + CHUNK, size)
             options = {"range": (start, end), **({"if_match": f'"{tag}"'} if tag else {})}
-            if (part := self._part(name, listed, (start, end), options)) is None:
+            if (chunk := self._read_chunk(name, listed, (start, end), options)) is None:
                 return None
-            tag = part[0]
-            parts.append(part[1])
-        return tag, b"".join(parts)
+            tag = chunk[0]
+            chunks.append(chunk[1])
+        return tag, b"".join(chunks)
 
-    def _part(
-        self, name: str, listed: tuple[int, int], part: tuple[int, int], options: Any
+    def _read_chunk(
+        self, name: str, listed: tuple[int, int], span: tuple[int, int], options: Any
     ) -> tuple[str, bytes] | None:
         """Return the ETag and some bytes of an object; None if it is another version."""
-        size = part[1] - part[0]
+        size = span[1] - span[0]
 
         def ask() -> tuple[str, bytes] | None:
             try:
@@ -263,7 +263,7 @@ class ObjectStore(Store):
                 return None
             if _version(answer.meta) != listed:
                 return None
-            content = answer.bytes() if answer.range == part else b""
+            content = answer.bytes() if answer.range == span else b""
             return (answer.meta["e_tag"] or "").strip('"'), bytes(content)
 
         for _ in range(ATTEMPTS):
@@ -293,7 +293,7 @@ class ObjectStore(Store):
         digest = {_DIGEST: sha256}
         self._repeated(
             name,
-            lambda: obstore.put(self._store, name, file, chunk_size=PART, attributes=digest),
+            lambda: obstore.put(self._store, name, file, chunk_size=CHUNK, attributes=digest),
         )
 
     def delete(self, name: str) -> None:
@@ -320,7 +320,7 @@ class ObjectStore(Store):
         )
 
     def _error(self, name: str, error: Exception) -> ShardkitError:
-        what = f"{self.url}/{name}".rstrip("/")
+        location = f"{self.url}/{name}".rstrip("/")
         reason = reason_of(error)
         text = str(error)
         if re.search(f"{_BAD_NAME}|{_NO_BUCKET}", text):  # listings have no types of errors for it
@@ -337,27 +337,27 @@ class ObjectStore(Store):
                 if expired
                 else f"are wrong ({reason}); {remedy}"
             )
-            return UsageError(f"{what}: the credentials {end}")
+            return UsageError(f"{location}: the credentials {end}")
         if re.search("AuthorizationHeaderMalformed|PermanentRedirect|IncorrectEndpoint", text):
             region = re.search(r"<Region>([a-z0-9-]{1,32})</Region>|expecting '([a-z0-9-]+)'", text)
             name = next(filter(None, region.groups()), "") if region else "REGION"
             return UsageError(
-                f"{what}: the bucket is in another region;", remedy=f"set AWS_REGION={name}"
+                f"{location}: the bucket is in another region;", remedy=f"set AWS_REGION={name}"
             )
         if re.search(without, text):
-            return UsageError(f"{what}: no credentials were found; {remedy}")
+            return UsageError(f"{location}: no credentials were found; {remedy}")
         if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
-            return self._denied(what, reason)
+            return self._denied(location, reason)
         if "error sending request" in reason:
             server = _ENDPOINT[self._scheme]
             reason += f": the server does not answer; check the network and {server}"
-        return ShardkitError(f"{what} cannot be used: {reason}")
+        return ShardkitError(f"{location} cannot be used: {reason}")
 
-    def _denied(self, what: str, reason: str) -> UsageError:
+    def _denied(self, location: str, reason: str) -> UsageError:
         asks_to_pay = self._scheme == "s3" and not _is_set("AWS_REQUEST_PAYER")
         payer = "; for a requester-pays bucket, set AWS_REQUEST_PAYER=true" if asks_to_pay else ""
         return UsageError(
-            f"{what}: access is denied ({reason});",
+            f"{location}: access is denied ({reason});",
             remedy="ask the owner of the bucket for permission to read and list it, and to "
             f"write if you upload{payer}",
         )

@@ -17,7 +17,7 @@ from shardkit.remote import fetch
 from shardkit.remote.process import call
 from shardkit.sources.inputs import expand
 from shardkit.system.pool import Progress, Report
-from shardkit.system.safe_paths import make_folder, parts_of
+from shardkit.system.safe_paths import make_folder, split_path
 from shardkit.system.urls import as_url
 
 
@@ -96,6 +96,6 @@ def _matches(url: str, top: Path) -> list[tuple[str, str]]:
 def _local(top: Path, url: str) -> Path:
     """Return the path of the copy of a file."""
     try:
-        return top.joinpath(*parts_of(url.replace("://", "/", 1)))
+        return top.joinpath(*split_path(url.replace("://", "/", 1)))
     except ValueError as error:
         raise UsageError(f"{url} cannot be copied: {error}") from error

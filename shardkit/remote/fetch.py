@@ -25,7 +25,7 @@ _ATTEMPTS = 3
 _pinned: dict[str, list[int]] = {}
 """Descriptors of shards that are being handed to a thread of the reader, by SHA-256."""
 
-_asked: set[RemoteFile] = set()
+_requested: set[RemoteFile] = set()
 
 _lock = threading.Lock()
 
@@ -70,14 +70,14 @@ def release(sha256: str) -> None:
 def ahead(cache: Cache, file: RemoteFile) -> None:
     """Fetch a shard unless that is being done or fails: the reader will then see the error."""
     with _lock:
-        if file in _asked:
+        if file in _requested:
             return
-        _asked.add(file)
+        _requested.add(file)
     try:
         fetch_file(cache, file, cache.shard(file.sha256))
     finally:
         with _lock:
-            _asked.discard(file)
+            _requested.discard(file)
 
 
 def download(url: str, name: str, path: Path) -> None:
@@ -102,15 +102,15 @@ def copy(url: str, name: str, path: Path) -> int:
     access is denied; ShardkitError if it changes meanwhile.
     """
     store = open_store(url)
-    part = path.with_name(f".{path.name}.part")
+    temporary = path.with_name(f".{path.name}.part")
     try:
         for _ in range(_ATTEMPTS):
             size, stamp = version = store.version(name)
-            with exclusive(part, partial(_is_copy, path, version)) as descriptor:
+            with exclusive(temporary, partial(_is_copy, path, version)) as descriptor:
                 if descriptor is None:
                     return 0
                 with contextlib.ExitStack() as unfinished:
-                    unfinished.callback(part.unlink)
+                    unfinished.callback(temporary.unlink)
                     if _is_copy(path, version):  # completed between our check and our lock
                         return 0
                     os.truncate(descriptor, 0)
@@ -118,7 +118,7 @@ def copy(url: str, name: str, path: Path) -> int:
                     if store.version(name) == version:
                         os.utime(descriptor, ns=(stamp, stamp))
                         os.fsync(descriptor)
-                        os.rename(part, path)
+                        os.rename(temporary, path)
                         unfinished.pop_all()
                         sync(path.parent)
                         return size

@@ -17,7 +17,7 @@ from shardkit.errors import CorruptDataset, ShardkitError, UsageError
 from shardkit.remote import fetch, objects
 from shardkit.remote.dataset import refuse_root
 from shardkit.remote.process import call
-from shardkit.system.files import SMALL_BYTES, as_name, has_sha256, parts_of_text
+from shardkit.system.files import SMALL_BYTES, as_name, has_sha256, split_text_path
 from shardkit.system.safe_paths import NO_PATH, UNFIT, make_folder, open_plain, opened
 from shardkit.system.temporary import TemporaryFolder
 from shardkit.verification.findings import CheckedShard, Finding, ShardCheck
@@ -106,7 +106,7 @@ def _put(mirror: Path, name: str, size: int) -> None:
 
 def _make(mirror: Path, name: str, size: int) -> None:
     """Create an empty file of a size; the disk stores nothing of it."""
-    *above, _ = parts_of_text(name)
+    *above, _ = split_text_path(name)
     if above:
         make_folder(mirror, "/".join(above))
     path = mirror / as_name(name)

@@ -43,7 +43,7 @@ class WebServer(ObjectStore):
         return memoryview(data)[: end - start]
 
     def _error(self, name: str, error: Exception) -> ShardkitError:
-        what = f"{self.url}/{name}".rstrip("/")
+        location = f"{self.url}/{name}".rstrip("/")
         reason = reason_of(error)
         if isinstance(error, NotSupportedError):
             return UsageError(
@@ -51,10 +51,10 @@ class WebServer(ObjectStore):
             )
         if isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
             return UsageError(
-                f"{what}: access is denied ({reason});", remedy="check that it is public"
+                f"{location}: access is denied ({reason});", remedy="check that it is public"
             )
         if "MissingContentLength" in str(error):
-            return UsageError(f"{what}: the server does not report its size")
+            return UsageError(f"{location}: the server does not report its size")
         if "error sending request" in reason:
             reason += ": the server does not answer; check the network"
-        return ShardkitError(f"{what} cannot be used: {reason}")
+        return ShardkitError(f"{location} cannot be used: {reason}")

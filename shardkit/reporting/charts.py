@@ -21,7 +21,7 @@ _VALUES = 110
 """Height of a class's row, and width of its name, its longest bar and its numbers."""
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Six of Okabe and Ito's color-blind safe colors, for datasets and splits."""
+"""Six of Okabe and Ito's color-blind safe colors, for sections and splits."""
 
 
 def histogram(chart: Histogram) -> str:
@@ -70,13 +70,13 @@ def histogram(chart: Histogram) -> str:
 
 def class_bars(
     counts: Mapping[str, Sequence[int]],
-    parts: Sequence[str],
+    sections: Sequence[str],
     colors: Mapping[str, str] | None = None,
 ) -> str:
     """Return a bar for each class, with a section for each dataset or split.
 
-    ``counts`` are the images of each class in each part. Without ``colors`` of the classes, those
-    of the parts are used.
+    ``counts`` are the images of each class in each section. Without ``colors`` of the classes,
+    those of the sections are used.
     """
     most = max((sum(part_counts) for part_counts in counts.values()), default=0) or 1
     drawn = []
@@ -93,7 +93,7 @@ def class_bars(
             x += width
         numbers = " + ".join(f"{count:,}" for count in part_counts)
         drawn.append(_text(x + 6, top + 15, numbers, "start"))
-    description = f"Images of {len(counts):,} classes in {', '.join(map(printable, parts))}"
+    description = f"Images of {len(counts):,} classes in {', '.join(map(printable, sections))}"
     width = _LABELS + _BARS + _VALUES
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(description)}">'

@@ -79,8 +79,8 @@ def connected(pairs: RowPairs) -> list[list[int]]:
         return row
 
     for pair in pairs.tolist():
-        one, other = sorted(map(top, pair))
-        above[other] = one
+        first, second = sorted(map(top, pair))
+        above[second] = first
     members: dict[int, list[int]] = {}
     for row in sorted(above):
         members.setdefault(top(row), []).append(row)

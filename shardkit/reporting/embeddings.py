@@ -71,20 +71,20 @@ def find_by_embedding(images: Collection, name: str) -> list[Findings]:
     A million embeddings of 512 values need 1 GB of memory. The field ``name`` has arrays of floats,
     of one shape; UsageError if a dataset has no such field.
     """
-    found = {kind: Findings(kind) for kind in BY_EMBEDDING}
-    vectors = _read(images, name, found["bad-embedding"])
+    findings = {kind: Findings(kind) for kind in BY_EMBEDDING}
+    vectors = _read(images, name, findings["bad-embedding"])
     unfit = _unfit(vectors)
     if unfit:
         for kind in ("label-error", "embedding-duplicate", "embedding-outlier"):
-            found[kind].judge_nothing(unfit)
+            findings[kind].judge_nothing(unfit)
     else:
         references = _references(vectors.labels)
         near = _neighbors(vectors, references)
-        _find_label_errors(images, vectors, near, references, found["label-error"])
-        _find_outliers(vectors, near, found["embedding-outlier"])
+        _find_label_errors(images, vectors, near, references, findings["label-error"])
+        _find_outliers(vectors, near, findings["embedding-outlier"])
         least = _NEAR * float(np.median(near.distance[references, 0])) + _ROUNDING
-        found["embedding-duplicate"].pairs = _near_pairs(vectors, near, least)
-    return list(found.values())
+        findings["embedding-duplicate"].pairs = _near_pairs(vectors, near, least)
+    return list(findings.values())
 
 
 def _unfit(vectors: _Vectors) -> str:
@@ -174,16 +174,16 @@ def _references(labels: Rows) -> Rows:
 def _neighbors(vectors: _Vectors, references: Rows) -> _Neighbors:
     """Return the neighbors of all images; an image is no neighbor of itself."""
     others = vectors.values[references].astype(np.float32).T
-    own = np.full(len(vectors.rows), -1)
-    own[references] = np.arange(len(references))
+    reference_of = np.full(len(vectors.rows), -1)
+    reference_of[references] = np.arange(len(references))
     shape = (len(vectors.rows), _NEIGHBORS)
     near = _Neighbors(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
     step = max(1, _BLOCK // len(references))
     for start in range(0, len(vectors.rows), step):
         block = slice(start, start + step)
         similar = vectors.values[block].astype(np.float32) @ others
-        itself = np.flatnonzero(own[block] >= 0)
-        similar[itself, own[block][itself]] = -np.inf
+        itself = np.flatnonzero(reference_of[block] >= 0)
+        similar[itself, reference_of[block][itself]] = -np.inf
         best = np.argpartition(similar, -_NEIGHBORS, axis=1)[:, -_NEIGHBORS:]
         cosines = np.take_along_axis(similar, best, 1)
         order = np.argsort(-cosines, axis=1, kind="stable")
@@ -211,8 +211,8 @@ def _find_label_errors(
     if not len(large):
         finding.judge_nothing(f"no class has {_NEIGHBORS} images with a usable embedding")
     labels = vectors.labels[near.position]
-    own = (labels == vectors.labels[:, None]).sum(1)
-    judged = np.flatnonzero((own <= _OWN) & np.isin(vectors.labels, large))
+    agreeing = (labels == vectors.labels[:, None]).sum(1)
+    judged = np.flatnonzero((agreeing <= _OWN) & np.isin(vectors.labels, large))
     farther = _farther(vectors, near, references, judged)
     for number in np.argsort(-farther, kind="stable").tolist():
         position = int(judged[number])
@@ -241,12 +241,12 @@ def _farther(
         numbers = np.flatnonzero(labels == label)
         step = max(1, _BLOCK // len(same))
         for start in range(0, len(numbers), step):
-            some = numbers[start : start + step]
-            cosines = vectors.values[positions[some]].astype(np.float32) @ others
-            cosines[positions[some][:, None] == same] = -1  # not itself
+            chunk = numbers[start : start + step]
+            cosines = vectors.values[positions[chunk]].astype(np.float32) @ others
+            cosines[positions[chunk][:, None] == same] = -1  # not itself
             nearest = -np.sort(-cosines, axis=1)[:, : _NEIGHBORS - 1]
-            own = np.sqrt(np.maximum(2 - 2 * nearest, 0)).mean(1)
-            farther[some] = own / np.maximum(near.distance[positions[some]].mean(1), _ROUNDING)
+            within = np.sqrt(np.maximum(2 - 2 * nearest, 0)).mean(1)
+            farther[chunk] = within / np.maximum(near.distance[positions[chunk]].mean(1), _ROUNDING)
     return farther
 
 
@@ -269,8 +269,10 @@ def _near_pairs(vectors: _Vectors, near: _Neighbors, least: float) -> RowPairs:
     These are images and their neighbors; and since neighbors are only references, also images that
     share one and have the same distance to it.
     """
-    found = np.argwhere(near.distance <= least)
-    pairs = [np.stack([found[:, 0], near.position[found[:, 0], found[:, 1]]], axis=1)]
+    close_cells = np.argwhere(near.distance <= least)
+    pairs = [
+        np.stack([close_cells[:, 0], near.position[close_cells[:, 0], close_cells[:, 1]]], axis=1)
+    ]
     cells = near.position[:, :_SHARED].reshape(-1)
     distance = near.distance[:, :_SHARED].reshape(-1)
     order = np.lexsort((distance, cells))
@@ -282,10 +284,10 @@ def _near_pairs(vectors: _Vectors, near: _Neighbors, least: float) -> RowPairs:
             (cells[ahead:] == cells[:-ahead]) & (distance[ahead:] - distance[:-ahead] <= least)
         )
         for start in range(0, len(maybe), _CHUNK):
-            some = maybe[start : start + _CHUNK]
-            one = images[some]
-            other = images[some + ahead]
-            first, second = (vectors.values[which].astype(np.float32) for which in (one, other))
-            close = (np.linalg.norm(first - second, axis=1) <= least) & (one != other)
-            pairs.append(np.stack([one[close], other[close]], axis=1))
+            chunk = maybe[start : start + _CHUNK]
+            firsts = images[chunk]
+            seconds = images[chunk + ahead]
+            first, second = (vectors.values[rows].astype(np.float32) for rows in (firsts, seconds))
+            close = (np.linalg.norm(first - second, axis=1) <= least) & (firsts != seconds)
+            pairs.append(np.stack([firsts[close], seconds[close]], axis=1))
     return np.unique(np.sort(vectors.rows[np.concatenate(pairs)], axis=1), axis=0)

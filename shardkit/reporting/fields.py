@@ -59,8 +59,8 @@ def _describe(shards: ShardSet, name: str, field: Field) -> dict[str, Any] | Non
     counted = kind.counted([column.value(row) for row in range(column.rows) if column.has(row)])
     if counted is None:
         return None
-    numbers, what = counted
-    described = {"rows": len(numbers), "what": what, "summary": _summary(numbers)}
+    numbers, unit = counted
+    described = {"rows": len(numbers), "what": unit, "summary": _summary(numbers)}
     classes = column.classes()
     if classes is not None and field.classes:
         inside = classes[(classes >= 0) & (classes < len(field.classes))]

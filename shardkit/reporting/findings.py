@@ -241,7 +241,8 @@ def _find_leaks_by_embedding(images: Collection, leak: Findings, duplicate: Find
         for row in group.rows:
             numbers.setdefault(row, set()).add(number)
     shown = [
-        not numbers.get(one, set()) & numbers.get(other, set()) for one, other in leaking.tolist()
+        not numbers.get(first, set()) & numbers.get(second, set())
+        for first, second in leaking.tolist()
     ]
     leak.groups += [Group(rows, note=_NEAR) for rows in connected(leaking[np.array(shown, bool)])]
     leak.pairs = np.concatenate([leak.pairs, leaking])

@@ -52,8 +52,8 @@ def near_pairs(
     bands, kept = _bands(distance, len(keys))
     chosen = itertools.combinations(range(len(bands)), kept)
     pairs = (pair for agreeing in chosen for pair in _near(keys, count, bands, agreeing, distance))
-    for one, other in pairs:
-        fresh.append(np.minimum(one, other) * count + np.maximum(one, other))
+    for rows, twins in pairs:
+        fresh.append(np.minimum(rows, twins) * count + np.maximum(rows, twins))
         if sum(map(len, fresh)) > limit:
             codes = np.unique(np.concatenate([codes, *fresh]))
             fresh = []
@@ -63,8 +63,8 @@ def near_pairs(
     first, second = np.divmod(codes[:limit], max(count, 1))
     least = np.full(len(first), _BITS, np.uint8)
     for variant in range(variants):
-        for one, other in ((first, second), (second, first)):
-            np.minimum(least, different_bits(every[one, 0], every[other, variant]), out=least)
+        for query, target in ((first, second), (second, first)):
+            np.minimum(least, different_bits(every[query, 0], every[target, variant]), out=least)
     return Pairs(first, second, least, len(codes) <= limit)
 
 
@@ -141,7 +141,7 @@ def _near(
         for number in range(chosen[-1] + 1):
             agree = different[near] & bands[number].mask == 0
             near = near[agree if number in chosen else ~agree]
-        one = order[lower[near]]
-        other = order[upper[near]] % count
-        yield one[one != other], other[one != other]
+        first = order[lower[near]]
+        second = order[upper[near]] % count
+        yield first[first != second], second[first != second]
         low = high

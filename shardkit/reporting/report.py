@@ -60,8 +60,8 @@ class DatasetReport:
 
     def __repr__(self) -> str:
         """Return the images of each kind of finding: all statistics would fill the screen."""
-        found = {found.kind: found.rows for found in self.findings if found.rows}
-        return f"DatasetReport({amount(len(self.images), 'image')}, findings: {found})"
+        rows_by_kind = {finding.kind: finding.rows for finding in self.findings if finding.rows}
+        return f"DatasetReport({amount(len(self.images), 'image')}, findings: {rows_by_kind})"
 
     @property
     def normalize(self) -> str:

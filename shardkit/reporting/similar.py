@@ -113,8 +113,8 @@ def _turned_pairs(
         )
         closer = agree[turn.transposed] & (different < least)
         least[closer], note[closer] = different[closer], NOTES.index(str(turn))
-    found = np.flatnonzero(note)
-    return Pairs(first[found], second[found], least[found], near.complete), note[found]
+    noted = np.flatnonzero(note)
+    return Pairs(first[noted], second[noted], least[noted], near.complete), note[noted]
 
 
 def _twins(images: Collection, same: Identical) -> npt.NDArray[np.int64]:
@@ -123,7 +123,7 @@ def _twins(images: Collection, same: Identical) -> npt.NDArray[np.int64]:
     It is -1 for images without texture, whose hash is noise, and without pixels.
     """
     rows = np.flatnonzero(images.measured & (images.facts["contrast"] >= BLANK))
-    values = np.zeros(len(rows), [("pixels", "<i8"), ("part", "<i8"), ("label", "<i8")])
+    values = np.zeros(len(rows), [("pixels", "<i8"), ("dataset", "<i8"), ("label", "<i8")])
     columns = (same.pixels, images.member, images.labels)
     for name, column in zip(values.dtype.names or (), columns, strict=True):
         values[name] = column[rows]
@@ -158,12 +158,12 @@ def _crowds(images: Collection, rows: Rows) -> tuple[Rows, Rows, Rows]:
 
 
 def _agree(
-    images: Collection, one: Rows, other: Rows, *, transposed: bool = False
+    images: Collection, first_rows: Rows, second_rows: Rows, *, transposed: bool = False
 ) -> npt.NDArray[np.bool_]:
     """Return whether pairs agree in what hashes do not show: aspect ratio, light and color."""
-    first = images.facts[one]
-    second = images.facts[other]
-    sizes = [np.log(np.maximum(images.sizes[rows], 1)) for rows in (one, other)]
+    first = images.facts[first_rows]
+    second = images.facts[second_rows]
+    sizes = [np.log(np.maximum(images.sizes[rows], 1)) for rows in (first_rows, second_rows)]
     aspects = [logarithms[:, 0] - logarithms[:, 1] for logarithms in sizes]
     if transposed:
         aspects[1] = -aspects[1]

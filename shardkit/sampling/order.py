@@ -27,7 +27,7 @@ Hashes = npt.NDArray[np.uint64]
 
 _SORTED_SIZE = 4096
 """Maximum size of a permutation that is sorted by hash, which is exactly uniform. Larger ones use a
-Feistel network, which computes any part without memory: the first batch of 10 million rows takes
+Feistel network, which computes any range without memory: the first batch of 10 million rows takes
 0.1 ms."""
 
 _ROUNDS = 8
@@ -283,7 +283,7 @@ def _hash(value: int) -> int:
 
 
 def step_key(key: int, number: int) -> int:
-    """Return the key of part ``number``."""
+    """Return the key of step ``number``."""
     return _hash(key + number * _GOLDEN)
 
 

@@ -1,6 +1,6 @@
 """How ranks divide an epoch: into steps, each of which holds one batch of every rank.
 
-Every rank reads its part of each step. After any step, the samples read are therefore a prefix of
+Every rank reads its subset of each step. After any step, the samples read are therefore a prefix of
 the epoch's order, without gaps, so a run can resume with other ranks or batch sizes.
 """
 
@@ -127,22 +127,21 @@ def steps(
 
 def count_steps(size: int, batch_size: int, rank: ResolvedRank, consumed: int = 0) -> int:
     """Return the number of batches that `steps` yields."""
-    full, rest = divmod(max(0, size - consumed), batch_size * rank.world_size)
-    return full + (_last_step(rest, rank)[1] > 0)
+    full, leftover = divmod(max(0, size - consumed), batch_size * rank.world_size)
+    return full + (_last_step(leftover, rank)[1] > 0)
 
 
 def count_samples(size: int, batch_size: int, rank: ResolvedRank) -> int:
     """Return the number of samples of one rank in an epoch, including padding."""
-    full, rest = divmod(size, batch_size * rank.world_size)
-    return full * batch_size + _last_step(rest, rank)[1]
+    full, leftover = divmod(size, batch_size * rank.world_size)
+    return full * batch_size + _last_step(leftover, rank)[1]
 
 
-def _last_step(rest: int, rank: ResolvedRank) -> tuple[int, int]:
+def _last_step(leftover: int, rank: ResolvedRank) -> tuple[int, int]:
     """Return the offset and the number of this rank's samples in a last, smaller step."""
     number = rank.rank
-    world_size = rank.world_size
-    per_rank, extra = divmod(rest, world_size)
-    if rank.drop_last or rest <= 0:
+    per_rank, extra = divmod(leftover, rank.world_size)
+    if rank.drop_last or leftover <= 0:
         return 0, 0
     if rank.remainder == "exact":
         return number * per_rank + min(number, extra), per_rank + (number < extra)

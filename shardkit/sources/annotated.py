@@ -138,21 +138,21 @@ class AnnotatedSource(NamedSource):
         inverse = _INVERSE.get(info.orientation, info.orientation)
         return encode_mask(turn(decode_mask(content, kind), inverse))
 
-    def _is_upright(self, stated: tuple[int, int] | None, info: ImageInfo) -> bool:
+    def _is_upright(self, size: tuple[int, int] | None, info: ImageInfo) -> bool:
         """Return whether annotations refer to the upright picture."""
         stored = info.width, info.height
         rule = self.options.annotated
-        if stated is None or stored == info.upright == stated:
+        if size is None or stored == info.upright == size:
             return rule == UPRIGHT
-        if stated not in (stored, info.upright):
+        if size not in (stored, info.upright):
             raise BadImage(
-                f"its annotations are for {stated[0]} x {stated[1]} pixels, but the image is "
+                f"its annotations are for {size[0]} x {size[1]} pixels, but the image is "
                 f"{stored[0]} x {stored[1]}"
             )
-        shows = STORED if stated == stored else UPRIGHT
+        shows = STORED if size == stored else UPRIGHT
         if rule not in (None, shows):
             raise BadImage(
-                f"its annotations are for {stated[0]} x {stated[1]} pixels, the {shows} image, but "
+                f"its annotations are for {size[0]} x {size[1]} pixels, the {shows} image, but "
                 f"the dataset's annotations refer to the {rule} image "
                 f"({setting('annotated', rule)})"
             )

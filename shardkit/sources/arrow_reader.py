@@ -23,7 +23,7 @@ _HELD = 256 << 20
 _MOST_OPEN = 64
 
 _IMAGE = {"bytes", "path"}
-"""Parts of a column of images."""
+"""Fields of a column of images."""
 
 
 class _File:

@@ -155,9 +155,9 @@ def parse_beton(view: OpenedFile) -> Beton:
 def _parse_field(data: bytes) -> tuple[str, BetonField]:
     name = data[1 : 1 + _NAME].split(b"\0")[0].decode("ascii", "replace")
     if data[0] not in _KINDS or not name:
-        what = "a custom type" if data[0] == 255 else f"the unknown type {data[0]}"
+        type_name = "a custom type" if data[0] == 255 else f"the unknown type {data[0]}"
         raise BadImage(
-            f"its {quoted(name)} field has {what}, which only its author's code can read",
+            f"its {quoted(name)} field has {type_name}, which only its author's code can read",
             remedy="Write the file without this field",
         )
     kind, in_row = _KINDS[data[0]]
@@ -165,15 +165,16 @@ def _parse_field(data: bytes) -> tuple[str, BetonField]:
         return name, BetonField(kind, in_row)
     arguments = data[1 + _NAME :]
     *sides, length = _ARRAY.unpack_from(arguments)
-    stated = arguments[_ARRAY.size : _ARRAY.size + min(length, len(arguments))]
-    match = _DTYPE.match(stated)
+    dtype_text = arguments[_ARRAY.size : _ARRAY.size + min(length, len(arguments))]
+    match = _DTYPE.match(dtype_text)
     try:
         dtype = np.dtype(match[1].decode()) if match else None
     except TypeError:
         dtype = None
     if dtype is None:
         raise BadImage(
-            f"the values of its {quoted(name)} array are not plain numbers: {quoted(str(stated))}"
+            f"the values of its {quoted(name)} array are not plain numbers: "
+            f"{quoted(str(dtype_text))}"
         )
     while sides and not sides[-1]:
         sides.pop()

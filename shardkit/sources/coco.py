@@ -154,7 +154,7 @@ class _Object(NamedTuple):
     start: int
     end: int
     """Where it is in the text."""
-    stated: dict[str, Any]
+    values: dict[str, Any]
     """Its box, points and category; everything else stays in the text."""
 
 
@@ -189,7 +189,7 @@ class _Content:
         ids = {_id_of(image) for image in self.images if isinstance(image, dict)}
         for of_image in [self._of_image.pop(key) for key in self._of_image.keys() - ids]:
             for item in of_image:
-                image = quoted(item.stated["image_id"])
+                image = quoted(item.values["image_id"])
                 self.stray.append((f"annotations[{item.number}]", f"no image has the id {image}"))
         self.stray.sort()
         self._labels, names, points = _read_categories(categories, used)
@@ -227,7 +227,7 @@ class _Content:
         self._of_image.setdefault(value["image_id"], []).append(item)
 
     def _categories_in_use(self) -> set[int | str]:
-        of_items = (item.stated.get("category_id") for x in self._of_image.values() for item in x)
+        of_items = (item.values.get("category_id") for x in self._of_image.values() for item in x)
         return {category for category in of_items if isinstance(category, int | str)}
 
     def values_of(self, image: Any) -> tuple[str, list[list[float]]]:
@@ -243,11 +243,11 @@ class _Content:
         for item in objects:
             try:
                 if "labels" in self.schema:
-                    values["labels"].append(self._label(item.stated))
+                    values["labels"].append(self._label(item.values))
                 if "boxes" in self.schema:
-                    values["boxes"].append(self._box(item.stated))
+                    values["boxes"].append(self._box(item.values))
                 if "keypoints" in self.schema:
-                    values["keypoints"] += self._points(item.stated)
+                    values["keypoints"] += self._points(item.values)
             except BadImage as error:
                 raise BadImage(
                     f"annotations[{item.number}]: {error.problem}", remedy=error.remedy
@@ -265,7 +265,7 @@ class _Content:
         """Return the label of an image, "" if it is missing; None if images have none."""
         if self.classes is None:
             return None
-        return next((self._label(item.stated) for item in self._of_image.get(image["id"], [])), "")
+        return next((self._label(item.values) for item in self._of_image.get(image["id"], [])), "")
 
     def _label(self, terms: Mapping[str, Any]) -> int:
         category = terms.get("category_id")
@@ -297,9 +297,9 @@ def _slashed(name: str) -> str:
 
 def _tails(name: str) -> list[str]:
     """Return a path with fewer and fewer of its first folders."""
-    parts = _slashed(name).split("/")
-    first = max(n + 1 if part in ("", ".", "..") else 0 for n, part in enumerate(parts))
-    return ["/".join(parts[n:]) for n in range(first, len(parts))]
+    names = _slashed(name).split("/")
+    first = max(n + 1 if folder in ("", ".", "..") else 0 for n, folder in enumerate(names))
+    return ["/".join(names[n:]) for n in range(first, len(names))]
 
 
 def _id_of(image: Any) -> int | str | None:
@@ -310,8 +310,8 @@ def _id_of(image: Any) -> int | str | None:
 def _size_of(image: Any) -> tuple[int, int] | None:
     """Return the width and height that an image states; None without."""
     size = (image.get("width"), image.get("height")) if isinstance(image, dict) else ()
-    stated = [side for side in size if type(side) is int and side > 0]
-    return (stated[0], stated[1]) if len(stated) == 2 else None
+    sides = [side for side in size if type(side) is int and side > 0]
+    return (sides[0], sides[1]) if len(sides) == 2 else None
 
 
 def _read_categories(
@@ -346,10 +346,10 @@ def _read_categories(
     return labels, [n for _, n in of_class], list(map(str, *points)) if len(points) == 1 else None
 
 
-def _require_once(what: str, values: Sequence[object]) -> None:
+def _require_once(property_name: str, values: Sequence[object]) -> None:
     twice = [value for value, count in Counter(values).items() if count > 1]
     if twice:
-        raise ValueError(f"two categories have the {what} {quoted(twice[0])}")
+        raise ValueError(f"two categories have the {property_name} {quoted(twice[0])}")
 
 
 def _items(text: str) -> Iterator[tuple[str, Any, int, int]]:
@@ -416,11 +416,11 @@ def _recognize(seen: Overview) -> Iterator[Recognition]:
             if _is_coco(ends) and (name := _FILE_NAME.search(ends)):
                 image = name[1].decode("utf-8", "replace").replace("\\\\", "/")
                 roots = [folder, *folders, *(f"images/{inner}" for inner in seen.folders("images"))]
-                found = (
+                existing = (
                     [root for root in roots if seen.has(below(root, tail))]
                     for tail in _tails(image)
                 )
-                fitting = next(filter(None, found), [])
+                fitting = next(filter(None, existing), [])
                 split = [root for root in fitting if split_in(root) == split_in(path) != ""]
                 if folder in fitting or not fitting:
                     fitting = [folder]

@@ -95,7 +95,7 @@ class ColumnShards(ColumnSource, AttachableSource):
         try:
             if safe_paths.exists(path / _INDEX):
                 return {"": path}
-            found = {
+            folders = {
                 child.name: child
                 for child in sorted(path.iterdir())
                 if child.is_dir() and not child.is_symlink() and safe_paths.exists(child / _INDEX)
@@ -105,11 +105,11 @@ class ColumnShards(ColumnSource, AttachableSource):
                 f"{path} cannot be read: {error.strerror or error}; {self.format} datasets are "
                 f"folders with {_INDEX}"
             ) from error
-        if not found:
+        if not folders:
             raise UsageError(
                 f"neither {path} nor its folders contain {_INDEX}: is it {self.format} data?"
             )
-        return found
+        return folders
 
     def _read_index(self, folder: Path) -> tuple[Sequence[Column], Sequence[Shard]]:
         path = folder / _INDEX
@@ -117,7 +117,7 @@ class ColumnShards(ColumnSource, AttachableSource):
             index = checked(dict, json.loads(read_small(path, _MOST_INDEX)), "the index")
             columns, shards = self.parse_index(folder, index)
             for shard in shards:
-                safe_paths.parts_of(shard.name)
+                safe_paths.split_path(shard.name)
                 safe_paths.status_of(folder, shard.name)
         except UsageError:
             raise
@@ -169,11 +169,11 @@ class _Sample(Cells):
     def _spans(self) -> dict[str, tuple[int, int]]:
         """The offset and size of each value."""
         least, start, end = self._span
-        stated = sum(column.size is None for column in self._columns)
-        at = start + 4 * stated
+        variable = sum(column.size is None for column in self._columns)
+        at = start + 4 * variable
         if not least <= start <= at <= end <= self._view.size:
             raise BadImage("its offset is outside the samples")
-        sizes = iter(struct.unpack(f"<{stated}I", self._view.read(start, 4 * stated)))
+        sizes = iter(struct.unpack(f"<{variable}I", self._view.read(start, 4 * variable)))
         spans = {}
         for column in self._columns:
             size = next(sizes) if column.size is None else column.size
@@ -204,27 +204,27 @@ def checked(kind: type[_Json], value: object, what: str) -> _Json:
     return value
 
 
-def number_column(name: str, stated: str, dtype: str) -> Column:
+def number_column(name: str, type_name: str, dtype: str) -> Column:
     """Return a column of numbers of NumPy's type."""
-    return plain_column(name, stated, np.dtype(dtype).name, partial(_number_of, dtype))
+    return plain_column(name, type_name, np.dtype(dtype).name, partial(_number_of, dtype))
 
 
 def _number_of(dtype: str, data: bytes) -> Any:
     return np.frombuffer(data, dtype).reshape(()).item()
 
 
-def column_of(name: str, stated: str, kind: str, plain: Mapping[str, str]) -> Column:
+def column_of(name: str, type_name: str, kind: str, plain: Mapping[str, str]) -> Column:
     """Return a column of values as they are, of pixels, or of what is not read.
 
     ``kind`` is the format's, ``plain`` has the kind of field for it.
     """
     if kind in plain:
-        return plain_column(name, stated, plain[kind])
+        return plain_column(name, type_name, plain[kind])
     if kind == "pil":
-        return plain_column(name, stated, "image", png_of_pil, why="stored as PNG")
+        return plain_column(name, type_name, "image", png_of_pil, why="stored as PNG")
     is_pickle = kind in ("pkl", "pickle")
     why = "pickles can run code" if is_pickle else "its type is unknown to shardkit"
-    return Column(name, stated, "", why=why)
+    return Column(name, type_name, "", why=why)
 
 
 def array_of(dtype: str, shape: Sequence[int], data: bytes) -> npt.NDArray[Any]:

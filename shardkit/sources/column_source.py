@@ -182,9 +182,9 @@ class RowSource(ListedSource):
 
     def _reading(self, entry: Entry, *, ahead: bool = False) -> AbstractContextManager[OpenedFile]:
         path, _ = file_at([file.path for file in self.inputs], entry.place)
-        stated = self.inputs[place_of(entry.place)[0]].size
+        unpacked_size = self.inputs[place_of(entry.place)[0]].size
         stamp = entry.stamp if self.is_stamped else None
-        return reading(path, stamp, ahead=ahead, stated=stated)
+        return reading(path, stamp, ahead=ahead, unpacked_size=unpacked_size)
 
     def _row(self, view: OpenedFile, entry: Entry) -> Cells:
         number, at = place_of(entry.place)

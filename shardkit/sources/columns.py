@@ -54,8 +54,10 @@ def usual_label(names: Iterable[str], image: str = "") -> str:
 def _as_label(name: str, image: str) -> str:
     """Return a usual name of labels that a column has, perhaps among words of ``image``."""
     words = [word.lower() for word in _WORD.findall(image)]
-    own = "_".join(word for word in map(str.lower, _WORD.findall(name)) if word not in words)
-    return next((text for text in (name.lower(), own) if _LABEL.fullmatch(text)), "")
+    rest_of_name = "_".join(
+        word for word in map(str.lower, _WORD.findall(name)) if word not in words
+    )
+    return next((text for text in (name.lower(), rest_of_name) if _LABEL.fullmatch(text)), "")
 
 
 _REMEDIES = {
@@ -307,10 +309,10 @@ class Columns:
         used = {self.image, self.label, *(kept.source for kept in self.keep)}
         if self.label:
             return []
-        left = [column for column in self._columns.values() if column.name not in used]
-        lists = [column.name for column in left if column.field.kind == "labels"]
-        integers = [column.name for column in left if column.holds == "integer"]
-        names = [column.name for column in left if self._may_be_labels(column)]
+        unread = [column for column in self._columns.values() if column.name not in used]
+        lists = [column.name for column in unread if column.field.kind == "labels"]
+        integers = [column.name for column in unread if column.holds == "integer"]
+        names = [column.name for column in unread if self._may_be_labels(column)]
         note = lost_labels(names, self.image, integers * (len(integers) == 1))
         notes = [
             f"{name} may contain several labels per image: keep it with {setting('keep', name)}"
@@ -336,7 +338,7 @@ class Columns:
                     f"{self._listed}{remedy}"
                 )
             return name
-        usual = [known for known in _USUAL_IMAGES if known in files + others]
+        usual = [name for name in _USUAL_IMAGES if name in files + others]
         names = files or others
         if len(names) > 1 and not usual:
             raise UsageError(
@@ -388,10 +390,10 @@ class Columns:
             return []
         if keep is not None:
             kept = parse_keep(keep)
-            for one in kept:
-                if one.source not in self._columns and not (one.optional and one.kind):
+            for column in kept:
+                if column.source not in self._columns and not (column.optional and column.kind):
                     raise UsageError(
-                        f"{self._path} has no column {quoted(one.source)}; it has {self._listed}"
+                        f"{self._path} has no column {quoted(column.source)}; it has {self._listed}"
                     )
             return kept
         others = [name for name in self._columns if name not in (self.image, self.label)]

@@ -73,7 +73,7 @@ class Division(DivisionOptions):
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The names of the parts."""
+        """The names of the splits."""
         return (TRAIN, *(side for side in (VAL, TEST) if getattr(self, side)))
 
     @property
@@ -204,10 +204,10 @@ class Divided(Wrapper):
 
     def _require_whole(self, scan: Scan) -> None:
         if list(scan.splits) != [""]:
-            one = f"divide one of them, such as {self}/{next(iter(scan.splits))}, or "
+            choice = f"divide one of them, such as {self}/{next(iter(scan.splits))}, or "
             raise UsageError(
                 f"{self} already has splits: {name_list(scan.splits)}",
-                remedy=f"{one * (not os.path.isfile(str(self)))}leave {setting('val')} and "
+                remedy=f"{choice * (not os.path.isfile(str(self)))}leave {setting('val')} and "
                 f"{setting('test')} out",
             )
 
@@ -236,7 +236,7 @@ class Divided(Wrapper):
 
     def _divide(self, entries: Sequence[Entry]) -> dict[str, Sequence[Entry]]:
         if isinstance(entries, StoredEntries) and self._division.by_path:
-            by_side = entries.divide(lambda some: map(self._division.side_of, self._groups(some)))
+            by_side = entries.divide(lambda batch: map(self._division.side_of, self._groups(batch)))
             return {side: by_side.get(side, ()) for side in self._division.sides}
         names = self._groups(entries)
         rows = self._division.divide(names, [entry.label for entry in entries])
@@ -368,7 +368,7 @@ def reopen(
         raise CorruptDataset(
             f"the manifest does not say how images were divided: {error}"
         ) from error
-    rest = {
+    inner = {
         name: value for name, value in next(iter(described.values())).items() if name != DIVISION
     }
-    return Divided(find({"": rest}), division, names)
+    return Divided(find({"": inner}), division, names)

@@ -217,11 +217,11 @@ class _Names:
 
     def all_problems(self) -> list[Problem]:
         """Return the problems; the last one counts those that are not named."""
-        more = self._bad - _MOST_PROBLEMS
-        if more <= 0:
+        unlisted = self._bad - _MOST_PROBLEMS
+        if unlisted <= 0:
             return self._problems
-        rest = Problem(path=f"(and {more:,} more)", reason="not listed: too many")
-        return [*self._problems, rest]
+        summary = Problem(path=f"(and {unlisted:,} more)", reason="not listed: too many")
+        return [*self._problems, summary]
 
     def _add(self, position: int, path: str, *values: Any) -> None:
         _, size, _, _, _, *named = values

@@ -150,19 +150,19 @@ class Ffcv(ColumnSource, AttachableSource):
             field = self._beton.fields[name]
             if not field.is_allocated:
                 continue
-            stated = samples[name]
-            starts = stated["start"] if stated.dtype.names else stated
+            values = samples[name]
+            starts = values["start"] if values.dtype.names else values
             sizes = allocations.sizes(starts, rows)
             if field.holds == "image":
-                area = stated["height"].astype(np.int64) * stated["width"]
-                good = np.where(stated["mode"] == RAW, sizes == area * _CHANNELS, sizes > 0)
-                good &= (stated["mode"] <= RAW) & (area > 0)
+                area = values["height"].astype(np.int64) * values["width"]
+                good = np.where(values["mode"] == RAW, sizes == area * _CHANNELS, sizes > 0)
+                good &= (values["mode"] <= RAW) & (area > 0)
                 of_images[name] = sizes
             elif field.holds == "array":
                 good = sizes == field.bytes
             else:
-                own = (sizes >= 0) & (sizes.astype(np.uint64) == stated["size"])
-                good = own | (stated["size"] == 0)
+                is_exact = (sizes >= 0) & (sizes.astype(np.uint64) == values["size"])
+                good = is_exact | (values["size"] == 0)
             for row in np.flatnonzero(~good).tolist():
                 faults.setdefault(row, f"its {name} is not where the allocation table lists it")
         return faults, of_images

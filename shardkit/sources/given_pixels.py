@@ -80,5 +80,5 @@ def _rgba(image: Image.Image) -> _Pixels:
     return np.asarray((image.convert("LA") if image.mode == "La" else image).convert("RGBA"))
 
 
-def _equal(one: _Pixels, other: _Pixels) -> bool:
-    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+def _equal(first: _Pixels, second: _Pixels) -> bool:
+    return np.array_equal(first, second, equal_nan=first.dtype.kind == "f")

@@ -90,7 +90,9 @@ class Hdf5Images(RowSource):
         path = find_files(pattern, SUFFIXES).paths[0]
         with refusing(path):
             shapes = datasets_of(path).values()
-        return options.label is None and len(shapes) > 1 and all(_is_image(*one) for one in shapes)
+        return (
+            options.label is None and len(shapes) > 1 and all(_is_image(*shape) for shape in shapes)
+        )
 
     def __init__(self, pattern: str | Path, options: Hdf5Options) -> None:
         inputs = find_files(pattern, SUFFIXES)
@@ -118,7 +120,7 @@ class Hdf5Images(RowSource):
     def row(self, file: RowFile, view: OpenedFile, entry: Entry) -> Cells:
         """Return an image; an array becomes a PNG file."""
         path = os.path.abspath(file.path)
-        data = call(hdf5_reader.whole, path, entry.stamp, entry.values)
+        data = call(hdf5_reader.value_of, path, entry.stamp, entry.values)
         if data[:1] == b"B":
             return Known(0, {"": data[1:]})
         pixels = read_array(data[1:])
@@ -182,7 +184,7 @@ class Hdf5Images(RowSource):
                 )
             return matched.rpartition("/")[0]
         name = self._labels.strip("/").replace(_ANY, matched)
-        data = call(hdf5_reader.whole, os.path.abspath(path), stamp, name, image=False)
+        data = call(hdf5_reader.value_of, os.path.abspath(path), stamp, name, image=False)
         if data[:1] == b"B":
             return label_of(data[1:].decode("utf-8", "surrogateescape"), name)
         values = read_array(data[1:]).reshape(-1).tolist()

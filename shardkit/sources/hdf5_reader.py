@@ -55,8 +55,8 @@ def _open(path: str, stamp: int) -> Any:
                     remedy="close it in the program that writes it; if that program has ended, "
                     "run `h5clear -s` on the file",
                 ) from error
-            what = "a damaged, truncated or unfinished" if h5py.is_hdf5(path) else "not an"
-            raise BadImage(f"it is {what} HDF5 file") from error
+            fault = "a damaged, truncated or unfinished" if h5py.is_hdf5(path) else "not an"
+            raise BadImage(f"it is {fault} HDF5 file") from error
     return _OPEN[path][1]
 
 
@@ -85,13 +85,13 @@ def sizes(path: str, stamp: int, name: str, start: int, count: int) -> list[int]
     return [len(_encoded(row)) for row in rows]
 
 
-def labels(path: str, stamp: int, name: str, count: int, some: Range) -> list[Value]:
+def labels(path: str, stamp: int, name: str, count: int, selected: Range) -> list[Value]:
     """Return the labels of some of ``count`` rows: integers or texts."""
     data = _dataset(path, stamp, name)
     is_row = len(data.shape) == 2 and data.shape == (1, count) and count != 1
     if data.shape[0] != count and not is_row:
         raise BadImage(f"it has {count} images but {data.shape[0]} labels")
-    inside = slice(some.offset, some.offset + some.length)
+    inside = slice(selected.offset, selected.offset + selected.length)
     if data.ndim == 2 and data.shape[1] > 1 and not is_row and data.dtype.kind in "iubf":
         return one_hot(data[inside], name)
     if math.prod(data.shape[1:]) != 1 and not is_row:
@@ -227,7 +227,7 @@ def value(path: str, stamp: int, name: str, row: int, optional: bool = False) ->
     return _value(data, row, data.ndim == 1)
 
 
-def whole(path: str, stamp: int, name: str, image: bool = True) -> bytes:
+def value_of(path: str, stamp: int, name: str, image: bool = True) -> bytes:
     """Return the value of a dataset: ``B`` and bytes, or ``N`` and an .npy file.
 
     If ``image``, uint8 values in one axis are the bytes of an encoded image.
@@ -316,10 +316,10 @@ def _dataset(path: str, stamp: int, name: str, *, is_whole: bool = False) -> Any
     if dataset.external or dataset.is_virtual:
         raise BadImage(f"the values of {name} are in other files")
     outer = ("value", dataset.shape or ()) if is_whole else ("row", dataset.shape[1:])
-    for what, sides in (outer, ("chunk", dataset.chunks or ())):
+    for unit, sides in (outer, ("chunk", dataset.chunks or ())):
         count = dataset.dtype.itemsize * math.prod(sides)
         if count > MAX_READ:
             raise ConversionFailed(
-                f"a {what} of {name} has {size(count)}, over the limit of {size(MAX_READ)}"
+                f"a {unit} of {name} has {size(count)}, over the limit of {size(MAX_READ)}"
             )
     return dataset

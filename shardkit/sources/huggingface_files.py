@@ -15,7 +15,7 @@ from shardkit.record import load_json
 from shardkit.sources.folders import below, is_split_name
 from shardkit.sources.inputs import find_files
 from shardkit.system.files import read_small
-from shardkit.system.safe_paths import parts_of
+from shardkit.system.safe_paths import split_path
 from shardkit.system.text import quoted
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _saved(folder: Path) -> _Files:
 def _plain(name: object, where: Path) -> str:
     """Return a file name from an untrusted file."""
     try:
-        if isinstance(name, str) and len(parts_of(name)) == 1:
+        if isinstance(name, str) and len(split_path(name)) == 1:
             return name
     except ValueError:
         pass

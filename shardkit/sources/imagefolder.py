@@ -469,11 +469,11 @@ def _from_file(names: set[str], path: Path) -> tuple[str, ...]:
         ) from error
     listed = [line.rstrip("\r") for line in lines if line.strip()]
     twice = sorted(name for name, count in Counter(listed).items() if count > 1)
-    for what, wrong in (("lists twice", twice), ("lacks", sorted(names - set(listed)))):
+    for fault, wrong in (("lists twice", twice), ("lacks", sorted(names - set(listed)))):
         if wrong:
             first = ", ".join(map(repr, wrong[:5])) + (" ..." if len(wrong) > 5 else "")
             raise UsageError(
-                f"the {setting('class_order')} file {path} {what} {len(wrong)} classes: {first}"
+                f"the {setting('class_order')} file {path} {fault} {len(wrong)} classes: {first}"
             )
     return tuple(listed)
 

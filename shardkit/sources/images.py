@@ -22,7 +22,7 @@ from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.contracts import Entry
 from shardkit.errors import CHANGED, BadImage, ConversionFailed
 from shardkit.record import LABEL_FIELD, META_FIELD, NO_LABEL, Record, dump_json, path_meta
-from shardkit.system.files import parts_of_text
+from shardkit.system.files import split_text_path
 
 _READ = "jpg jpeg jpe jfif png webp bmp gif tif tiff ppm pgm pbm pnm avif jp2 j2k tga dds psd qoi"
 _UNREAD = (
@@ -136,7 +136,7 @@ def raw_record(entry: Entry, data: bytes, height: int, width: int) -> Record:
 def require_inside(name: str) -> None:
     """Raise BadImage for an entry's name that leads out of its source: a plan may be anybody's."""
     try:
-        parts_of_text(name)
+        split_text_path(name)
     except ValueError as error:
         raise BadImage("its name is not a plain path inside the source") from error
 

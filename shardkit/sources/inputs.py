@@ -86,7 +86,7 @@ def find_files(pattern: str | Path, suffixes: Sequence[str]) -> InputFiles:
         paths = _matches(text)
     twice = sorted(name for name, count in Counter(paths).items() if count > 1)
     if twice:
-        raise UsageError(f"{pattern} lists {len(twice)} files twice: {_some(twice)}")
+        raise UsageError(f"{pattern} lists {len(twice)} files twice: {_examples(twice)}")
     if len(paths) > MAX_FILES:
         raise UsageError(f"{pattern} matches {len(paths)} files; the limit is {MAX_FILES}")
     for path in paths:
@@ -127,7 +127,7 @@ def _matches(pattern: str) -> list[str]:
     if missing and len(missing) + len(paths) == 1:
         raise UsageError(f"{missing[0]} does not exist")
     if missing:
-        raise UsageError(f"{len(missing)} files of {pattern} are missing: {_some(missing)}")
+        raise UsageError(f"{len(missing)} files of {pattern} are missing: {_examples(missing)}")
     return paths
 
 
@@ -151,7 +151,7 @@ def expand(pattern: str) -> list[str]:
     rests = expand(pattern[match.end() :])
     if len(choices) * len(rests) > MAX_FILES:
         raise UsageError(f"{pattern} matches over {MAX_FILES} files")
-    return [pattern[: match.start()] + choice + rest for choice in choices for rest in rests]
+    return [pattern[: match.start()] + choice + tail for choice in choices for tail in rests]
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
@@ -162,7 +162,7 @@ def _short_names(paths: Sequence[str]) -> list[str]:
     return [os.path.relpath(os.path.abspath(path), top) for path in paths]
 
 
-def _some(names: Sequence[str]) -> str:
+def _examples(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
 
 
@@ -206,7 +206,7 @@ class OpenedFile:
     regular files are opened: others raise OSError.
     """
 
-    def __init__(self, path: str, *, ahead: int = 0, stated: int | None = None) -> None:
+    def __init__(self, path: str, *, ahead: int = 0, unpacked_size: int | None = None) -> None:
         self._path = path
         self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -219,7 +219,7 @@ class OpenedFile:
             if packing := packing_of(path):
                 key = (path, status.st_mtime_ns, status.st_size)
                 inside = Range(0, status.st_size)
-                self._switch_to(unpacked(key, self._file, inside, packing, stated))
+                self._switch_to(unpacked(key, self._file, inside, packing, unpacked_size))
         except BaseException:
             self.close()
             raise
@@ -239,7 +239,7 @@ class OpenedFile:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def enter(self, start: int, size: int, packed: bool, stated: int | None = None) -> None:
+    def enter(self, start: int, size: int, packed: bool, unpacked_size: int | None = None) -> None:
         """Go on with a range of the file, which may be compressed (DEFLATE) to ``size`` bytes.
 
         It raises BadImage if the range ends outside of the file, or cannot be unpacked.
@@ -252,7 +252,7 @@ class OpenedFile:
         if packed:
             key = (self._path, self.stamp, start)
             inside = Range(self._start, size)
-            self._switch_to(unpacked(key, self._file, inside, DEFLATED, stated))
+            self._switch_to(unpacked(key, self._file, inside, DEFLATED, unpacked_size))
 
     def _switch_to(self, content: Unpacked) -> None:
         # Forgotten before it is closed, as in `shardkit.system.safe_paths.opened`.
@@ -285,15 +285,15 @@ class OpenedFile:
 
 @contextlib.contextmanager
 def reading(
-    path: str, stamp: int | None = None, *, ahead: bool = False, stated: int | None = None
+    path: str, stamp: int | None = None, *, ahead: bool = False, unpacked_size: int | None = None
 ) -> Iterator[OpenedFile]:
     """Open an input file for one image; errors of the file are raised as `BadImage`.
 
     ``stamp`` is its modification time in the scan; None does not compare it. ``ahead``: more images
-    are read in the order of the file. ``stated`` is its unpacked size, if known.
+    are read in the order of the file. ``unpacked_size`` is None if unknown.
     """
     try:
-        with OpenedFile(path, ahead=_AHEAD if ahead else 0, stated=stated) as view:
+        with OpenedFile(path, ahead=_AHEAD if ahead else 0, unpacked_size=unpacked_size) as view:
             if stamp is not None and view.stamp != stamp:
                 raise BadImage(CHANGED)
             yield view
@@ -352,13 +352,15 @@ def stamp_of(path: str) -> int:
         raise BadImage(f"{path} cannot be read: {error.strerror}") from error
 
 
-def scanning(path: str, scan: Callable[[OpenedFile], None], stated: int | None = None) -> str:
+def scanning(
+    path: str, scan: Callable[[OpenedFile], None], unpacked_size: int | None = None
+) -> str:
     """Call ``scan`` with an input file; return the reason if it cannot be read, or "".
 
-    ``stated`` is as for `OpenedFile`.
+    ``unpacked_size`` is None if unknown.
     """
     try:
-        with OpenedFile(path, ahead=_AHEAD, stated=stated) as view:
+        with OpenedFile(path, ahead=_AHEAD, unpacked_size=unpacked_size) as view:
             scan(view)
     except BadImage as error:
         return error.stated

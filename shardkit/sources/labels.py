@@ -159,15 +159,15 @@ class LabelValues:
             )
         return values
 
-    def _images(self, values: Iterable[Value | None], some: Collection[Value | None]) -> int:
-        """Return the number of images whose label is one of ``some``."""
-        return sum(n for n, value in zip(self._counts, values, strict=True) if value in some)
+    def _images(self, values: Iterable[Value | None], chosen: Collection[Value | None]) -> int:
+        """Return the number of images whose label is one of ``chosen``."""
+        return sum(n for n, value in zip(self._counts, values, strict=True) if value in chosen)
 
-    def _listed(self, values: Sequence[Value | None], some: Collection[Value | None]) -> str:
+    def _listed(self, values: Sequence[Value | None], chosen: Collection[Value | None]) -> str:
         """Return labels for a message, with the number of their images."""
-        shown = [text for text, value in zip(self._codes, values, strict=True) if value in some]
+        shown = [text for text, value in zip(self._codes, values, strict=True) if value in chosen]
         more = " ..." if len(shown) > _SHOWN else ""
-        count = amount(self._images(values, some), "image")
+        count = amount(self._images(values, chosen), "image")
         return f"{', '.join(map(quoted, shown[:_SHOWN]))}{more} ({count})"
 
 

@@ -46,8 +46,8 @@ def _run(function: Callable[..., _R], *arguments: object) -> _R:
         if isinstance(error, OSError) and error.errno:
             require_machine(error, str(arguments[0]))
             raise BadImage(f"it cannot be read: {os.strerror(error.errno)}") from error
-        what = f"{type(error).__name__}: {error}"
-        raise BadImage(f"the library that reads it failed: {what}") from error
+        cause = f"{type(error).__name__}: {error}"
+        raise BadImage(f"the library that reads it failed: {cause}") from error
 
 
 def _limit_memory(arguments: tuple[object, ...]) -> int:

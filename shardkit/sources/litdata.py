@@ -70,7 +70,7 @@ class LitData(ColumnShards):
                 checked(int, chunk["chunk_size"], "chunk_size"),
                 checked(int, chunk["chunk_bytes"], "chunk_bytes"),
             )
-            for chunk in (checked(dict, each, "a chunk") for each in index["chunks"])
+            for chunk in (checked(dict, entry, "a chunk") for entry in index["chunks"])
         ]
 
 
@@ -102,10 +102,10 @@ def _below(tree: Any, path: tuple[str, ...]) -> Iterator[str]:
         yield from _below(child, (*path, str(name)))
 
 
-def _column(name: str, stated: str) -> Column:
-    kind, _, more = stated.partition(":")
+def _column(name: str, type_name: str) -> Column:
+    kind, _, more = type_name.partition(":")
     if kind in _NUMBERS:
-        return number_column(name, stated, _NUMBERS[kind])
+        return number_column(name, type_name, _NUMBERS[kind])
     decode: Callable[[bytes], Any] | None = None
     if kind in ("no_header_numpy", "no_header_tensor"):
         if dtype := _dtype_of(int(more), kind == "no_header_tensor"):
@@ -113,8 +113,8 @@ def _column(name: str, stated: str) -> Column:
     elif kind in ("numpy", "tensor"):
         decode = partial(_array, kind == "tensor")
     if decode:
-        return Column(name, stated, "array", decode, Field("array"))
-    return column_of(name, stated, kind, _PLAIN)
+        return Column(name, type_name, "array", decode, Field("array"))
+    return column_of(name, type_name, kind, _PLAIN)
 
 
 def _dtype_of(number: int, torch: bool) -> str | None:

@@ -142,9 +142,9 @@ class Lmdb(ListedSource, AttachableSource):
         except BadImage as error:
             if ":" in self._layout or not data:
                 raise
-            what = "pickled" if _PICKLED.match(data) else "not an encoded image"
+            problem = "pickled" if _PICKLED.match(data) else "not an encoded image"
             raise BadImage(
-                f"its value is {what}",
+                f"its value is {problem}",
                 remedy=f"unpack values with a function: {setting('layout', 'MODULE:FUNCTION')}",
             ) from error
 

@@ -54,16 +54,16 @@ class Mds(ColumnShards):
         if index["version"] != 2:
             raise UsageError(f"{folder} has MDS version {quoted(index['version'])}, not 2")
         shards = []
-        stated = None
-        for shard in (checked(dict, each, "a shard") for each in index["shards"]):
+        shared_columns = None
+        for shard in (checked(dict, entry, "a shard") for entry in index["shards"]):
             if shard["format"] != "mds" or shard["version"] != 2:
                 raise UsageError(
                     f"{folder} has shards in format {quoted(shard['format'])}; only MDS version 2 "
                     "can be read"
                 )
             columns = tuple(shard[f"column_{kind}"] for kind in ("names", "encodings", "sizes"))
-            stated = stated or columns
-            if columns != stated:
+            shared_columns = shared_columns or columns
+            if columns != shared_columns:
                 raise ValueError("its shards have different columns")
             raw = checked(dict, shard["raw_data"], "raw_data")
             name = checked(str, raw["basename"], "basename")
@@ -72,7 +72,7 @@ class Mds(ColumnShards):
                 name = checked(str, packed["basename"], "basename")
             rows = checked(int, shard["samples"], "samples")
             shards.append(Shard(name, rows, checked(int, raw["bytes"], "bytes")))
-        names, encodings, sizes = stated or ((), (), ())
+        names, encodings, sizes = shared_columns or ((), (), ())
         return [
             _column(checked(str, name, "a name"), checked(str, encoding, "an encoding"), size)
             for name, encoding, size in zip(names, encodings, sizes, strict=True)
@@ -80,14 +80,14 @@ class Mds(ColumnShards):
 
 
 def _is_there(folder: Path, name: str) -> bool:
-    safe_paths.parts_of(name)
+    safe_paths.split_path(name)
     return safe_paths.is_file(folder, name)
 
 
-def _column(name: str, encoding: str, stated: Any) -> Column:
+def _column(name: str, encoding: str, size: Any) -> Column:
     column = _column_of(name, encoding)
-    if (stated or None) != column.size:
-        raise ValueError(f"the size of {quoted(name)} is {quoted(stated)}, not {column.size}")
+    if (size or None) != column.size:
+        raise ValueError(f"the size of {quoted(name)} is {quoted(size)}, not {column.size}")
     return column
 
 
@@ -104,10 +104,10 @@ def _column_of(name: str, encoding: str) -> Column:
 
 
 def _array_column(name: str, encoding: str) -> Column:
-    _, *rest = encoding.split(":")
-    dtype = rest[0] if rest and rest[0] else None
-    shape = tuple(map(int, rest[1].split(","))) if len(rest) > 1 else None
-    if len(rest) > 2 or (dtype and dtype not in _DTYPES) or (shape and min(shape) < 1):
+    _, *details = encoding.split(":")
+    dtype = details[0] if details and details[0] else None
+    shape = tuple(map(int, details[1].split(","))) if len(details) > 1 else None
+    if len(details) > 2 or (dtype and dtype not in _DTYPES) or (shape and min(shape) < 1):
         raise ValueError(f"the encoding {quoted(encoding)} is unknown")
     if dtype and shape:
         size = np.dtype(dtype).itemsize * math.prod(shape)

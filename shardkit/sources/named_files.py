@@ -16,7 +16,7 @@ from shardkit.sources.folders import below, why_left_out
 from shardkit.sources.images import has_image_suffix, read_file, require_machine
 from shardkit.sources.inputs import reading
 from shardkit.sources.zip_file import ZipFolder, directory_of, head_of, read_member
-from shardkit.system.files import as_name, as_text, parts_of_text, read_small
+from shardkit.system.files import as_name, as_text, read_small, split_text_path
 from shardkit.system.text import quoted
 from shardkit.system.text_hashes import TextHashes
 
@@ -24,7 +24,7 @@ FOLLOWED = setting("follow_links", True)
 TOO_DEEP = "its values are nested too deeply"
 
 
-class Found(NamedTuple):
+class NamedFile(NamedTuple):
     """A file that a list names."""
 
     name: str
@@ -94,19 +94,19 @@ class Names:
         """Folders that are below the root."""
         self._used = TextHashes()
 
-    def find(self, name: object) -> Found:
+    def find(self, name: object) -> NamedFile:
         """Return a file by its name in the list; BadImage if it is not below the folder."""
         if not isinstance(name, str) or not name:
             raise BadImage("its file name is not text" if name else "it has no file name")
-        found = self.status(name[2:] if name.startswith("./") else name)
-        self._used.add(found.name)
-        return found
+        file = self.status(name[2:] if name.startswith("./") else name)
+        self._used.add(file.name)
+        return file
 
     def has(self, name: str) -> bool:
         """Return whether there is a file or folder of that name."""
         return os.path.lexists(self._prefix + as_name(name))
 
-    def read(self, file: Found, *, image: bool = True) -> bytes:
+    def read(self, file: NamedFile, *, image: bool = True) -> bytes:
         """Return the content of a file; BadImage if it changed, or is not below the folder.
 
         If ``image``, it must be an image.
@@ -120,13 +120,13 @@ class Names:
         with open(self._prefix + as_name(name), "rb") as file:
             return file.read(size)
 
-    def status(self, plain: str) -> Found:
+    def status(self, plain: str) -> NamedFile:
         """Return a file by its plain name; BadImage if it is not below the folder."""
         folder, _, last = plain.rpartition("/")
         try:
             is_checked = folder in self._folders and not plain.startswith("/")
             if not is_checked or last in ("", ".", "..") or "\0" in last:
-                parts_of_text(plain)
+                split_text_path(plain)
                 self._enter(folder)
             path = self._prefix + as_name(plain)
             status = os.lstat(path)
@@ -142,7 +142,7 @@ class Names:
             raise BadImage(f"it cannot be read: {error.strerror}") from error
         if not stat.S_ISREG(status.st_mode):
             raise BadImage("it is not a file")
-        return Found(plain, status.st_size, status.st_mtime_ns)
+        return NamedFile(plain, status.st_size, status.st_mtime_ns)
 
     def _enter(self, folder: str) -> None:
         if folder:
@@ -240,16 +240,16 @@ class ZipNames(Names):
         """Return whether there is a file or folder of that name."""
         return self._folder.content(name) is not None
 
-    def status(self, plain: str) -> Found:
+    def status(self, plain: str) -> NamedFile:
         """Return a member by its plain name; BadImage if there is none that can be read."""
         try:
-            parts_of_text(plain)
+            split_text_path(plain)
         except ValueError as error:
             raise _not_plain(plain) from error
         member = self._folder.member(plain)
-        return Found(plain, member.size, member.checksum)
+        return NamedFile(plain, member.size, member.checksum)
 
-    def read(self, file: Found, *, image: bool = True) -> bytes:
+    def read(self, file: NamedFile, *, image: bool = True) -> bytes:
         """Return the content of a member; BadImage if it changed or is damaged."""
         if self.status(file.name) != file:
             raise BadImage(CHANGED)
@@ -299,13 +299,13 @@ class NamedListing:
         """
         try:
             text = values if isinstance(values, str) else _as_json(values)
-            found = self.names.find(name)
+            file = self.names.find(name)
         except BadImage as error:
             self.blame_row(row, name, error.stated)
         except RecursionError:
             self.blame_row(row, name, TOO_DEEP)
         else:
-            image = Row(found.name, code, found.size, found.stamp, place, text)
+            image = Row(file.name, code, file.size, file.stamp, place, text)
             self._listing.add_named(image, str(name), row)
 
     def blame_row(self, row: str, name: object, reason: str) -> None:

@@ -21,7 +21,7 @@ from shardkit.record import Record
 from shardkit.sources.driver import ListedSource
 from shardkit.sources.images import image_record
 from shardkit.sources.kept import Kept, value_of
-from shardkit.sources.named_files import FOLLOWED, TOO_DEEP, Found, Names, ZipNames, path_below
+from shardkit.sources.named_files import FOLLOWED, TOO_DEEP, NamedFile, Names, ZipNames, path_below
 from shardkit.sources.zip_file import file_of, zip_folder
 from shardkit.system.files import as_name, require_local
 
@@ -157,7 +157,7 @@ class NamedSource(ListedSource):
 
     def read(self, split: str, entry: Entry) -> Record:
         """Return the record of an image file, with its values."""
-        data = self.content.read(Found(entry.path, entry.bytes, entry.stamp))
+        data = self.content.read(NamedFile(entry.path, entry.bytes, entry.stamp))
         record = image_record(entry, data)
         if not self.schema:
             return record
@@ -222,9 +222,9 @@ def _restored_root(path: str, folder: str, name: str) -> Path | None:
     return root
 
 
-def _found(value: Any) -> Found:
+def _found(value: Any) -> NamedFile:
     """Return a file from the values of an entry."""
     name, size, stamp = value
     if (type(name), type(size), type(stamp)) != (str, int, int) or size < 0:
         raise ValueError("a file lacks its name, size or time")
-    return Found(name, size, stamp)
+    return NamedFile(name, size, stamp)

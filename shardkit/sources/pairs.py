@@ -137,8 +137,8 @@ class Pairs(AnnotatedSource):
                 f"{setting('pattern')}",
             )
         items = (options.mask_suffix or "").split(",")
-        stated = [item if "=" in item else f"{_field_name(item)}={item}" for item in items]
-        kept_files = parse_keep(",".join(stated), "mask_suffix")
+        named_items = [item if "=" in item else f"{_field_name(item)}={item}" for item in items]
+        kept_files = parse_keep(",".join(named_items), "mask_suffix")
         self.kept_files = [kept._replace(kind=kept.kind or "mask") for kept in kept_files]
         folders = Overview(self.root).folders()
         names = folders if folders and all(map(is_split_name, folders)) else [""]
@@ -202,7 +202,7 @@ class Pairs(AnnotatedSource):
         """List the images of each split, in the order of their paths."""
         names = self.names()
         alone = list[Problem]()
-        known = set[str]()
+        listed = set[str]()
         understood = {}
         for split in self.splits:
             images, masks = self._files(names, split)
@@ -223,7 +223,7 @@ class Pairs(AnnotatedSource):
                     }
                 except BadImage as error:
                     listing.blame_row(image, image, error.stated)
-                    known.add(image)
+                    listed.add(image)
                 else:
                     there = {name: value for name, value in values.items() if value}
                     if mask := next(iter(there.values()), None):
@@ -241,8 +241,8 @@ class Pairs(AnnotatedSource):
                 if path not in used
             ]
         self.settle_fields({kept.name: kept.field("mask") for kept in self.kept_files})
-        known.update(problem.path for problem in alone)
-        unused = [problem for problem in names.unused([]) if problem.path not in known]
+        listed.update(problem.path for problem in alone)
+        unused = [problem for problem in names.unused([]) if problem.path not in listed]
         next(iter(listings.values())).ignored += [*alone, *unused]
         self.notes += [] if self._layout.lists else self._lost_labels(images)
         return {**understood, **{name: str(field) for name, field in self.schema.items()}}
@@ -252,12 +252,12 @@ class Pairs(AnnotatedSource):
         seen = Overview(self.root)
         stems = [stem.rpartition("/")[2].encode("utf-8", "replace") for stem in images]
         lists = ((file, seen.ends(file), way) for file, way in unread_lists(seen))
-        found = (
+        notes = (
             f"{file} may list labels, which are not read. To read them, run {way}"
             for file, content, way in lists
             if any(stem in content for stem in stems[:_TRIED])
         )
-        return [*islice(found, 1)]
+        return [*islice(notes, 1)]
 
     def _size_of(self, mask: str) -> tuple[int, int]:
         info = self.info_of(mask)

@@ -138,8 +138,8 @@ class Samples(Source):
         later._first = count
         later._is_keyed = with_keys
         if optional is not None:
-            given = {*self._values(0)[1], *optional}
-            later._schema = {name: self._schema[name] for name in self._schema if name in given}
+            names = {*self._values(0)[1], *optional}
+            later._schema = {name: self._schema[name] for name in self._schema if name in names}
         return later
 
     def describe(self, split: str) -> Mapping[str, Any]:
@@ -318,14 +318,14 @@ def _file(value: Any) -> Any:
 
 def _classes_of(labels: Iterable[Any]) -> Sequence[str] | int:
     """Return the sorted names among labels, or one more than the largest number."""
-    found = {_scalar(label) for label in labels if label is not None}
-    if all(isinstance(label, str) for label in found):
-        return sorted(found)
-    if all(type(label) is int and 0 <= label < _MOST_CLASSES for label in found):
-        return 1 + int(max(found, default=-1))
+    values = {_scalar(label) for label in labels if label is not None}
+    if all(isinstance(label, str) for label in values):
+        return sorted(values)
+    if all(type(label) is int and 0 <= label < _MOST_CLASSES for label in values):
+        return 1 + int(max(values, default=-1))
     raise ValueError(
         f"the labels are neither all names nor all numbers from 0 to {_MOST_CLASSES - 1}, such as "
-        f"{name_list(sorted(map(repr, found)))}: pass schema={{'label': Field(...)}}"
+        f"{name_list(sorted(map(repr, values)))}: pass schema={{'label': Field(...)}}"
     )
 
 

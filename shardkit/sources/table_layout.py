@@ -19,7 +19,7 @@ from shardkit.sources.images import has_image_suffix
 from shardkit.sources.recognize import Overview, has_images, split_in
 from shardkit.sources.table_rows import SUFFIXES
 from shardkit.sources.table_text import LISTS, first_rows
-from shardkit.system.safe_paths import parts_of
+from shardkit.system.safe_paths import split_path
 from shardkit.system.text import name_list, shell
 
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -379,7 +379,7 @@ def _has(seen: Overview, folders: Sequence[str], name: str) -> bool:
     """Return whether just one of some folders has an image of this name."""
     name = name.strip().replace("\\", "/").removeprefix("./")
     with suppress(ValueError):
-        parts_of(name)
+        split_path(name)
         return has_image_suffix(name) and sum(seen.has(below(f, name)) for f in folders) == 1
     return False
 

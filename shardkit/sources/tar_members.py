@@ -37,7 +37,7 @@ _PAX_LENGTH = re.compile(rb"([0-9]{1,9}) ")
 
 
 class Extent(NamedTuple):
-    """A part of a member's content."""
+    """A range of a member's content."""
 
     position: int
     """Where it is in the content; between extents are zeros."""
@@ -52,7 +52,7 @@ class Member(NamedTuple):
     start: int
     """Offset of its first header."""
     name: str
-    what: str
+    kind: str
     """Its kind if it is not a file, such as "a folder", or ""."""
     size: int
     extents: tuple[Extent, ...]
@@ -68,7 +68,7 @@ class _Header(NamedTuple):
     content: int
     """Offset of its content."""
     block: bytes
-    said: Sequence[tuple[bytes, bytes]]
+    pax_records: Sequence[tuple[bytes, bytes]]
     """Records of its PAX header, in order."""
 
 
@@ -88,18 +88,18 @@ def members(view: OpenedFile, start: int = 0) -> Iterator[Member]:
     """
     offset = start
     while (header := _header(view, offset)) is not None:
-        what = _LINKS.get(header.kind) or _WITHOUT_CONTENT.get(header.kind, "")
-        if not what and header.kind not in _FILES:
-            what = f"of the type {quoted(header.kind)}"
+        kind = _LINKS.get(header.kind) or _WITHOUT_CONTENT.get(header.kind, "")
+        if not kind and header.kind not in _FILES:
+            kind = f"of the type {quoted(header.kind)}"
         body = _content_of(view, header)
         name = header.name.decode("utf-8", "surrogateescape")
         if header.kind == b"\0" and name.endswith("/"):  # so folders were marked once
-            what = "a folder"
+            kind = "a folder"
         stored = 0 if header.kind in (*_LINKS, *_WITHOUT_CONTENT) else header.size
         end = body.start + stored
         if end > view.size:
             raise BadImage(f"the archive is truncated in the member {quoted(name)}")
-        yield Member(header.start, name, what, body.size, body.extents)
+        yield Member(header.start, name, kind, body.size, body.extents)
         offset = end + -stored % _BLOCK
     _check_end(view, offset)
 
@@ -129,11 +129,11 @@ def _header(view: OpenedFile, offset: int) -> _Header | None:
     """Return the next member's header, after all extension headers; None at the end."""
     start = offset
     name = b""
-    said: list[tuple[bytes, bytes]] = []
+    records: list[tuple[bytes, bytes]] = []
     while True:
         block = view.read(offset, _BLOCK)
         if not block.strip(b"\0"):
-            if said or name:
+            if records or name:
                 raise BadImage(f"the archive is truncated at byte {offset}")
             return None
         if len(block) < _BLOCK:
@@ -145,15 +145,15 @@ def _header(view: OpenedFile, offset: int) -> _Header | None:
         if kind == b"L":
             name = text.partition(b"\0")[0]
         elif kind in (b"x", b"X"):
-            said += _pax_records(text, offset)
+            records += _pax_records(text, offset)
         elif kind == b"g":
             _check_global(text, offset)
         offset += _BLOCK + size + -size % _BLOCK
-    entries = dict(said)
+    entries = dict(records)
     if b"size" in entries:
         size = _decimal(entries[b"size"], offset)
     name = entries.get(b"GNU.sparse.name") or entries.get(b"path") or name or member_name(block)
-    return _Header(start, name, kind, size, offset + _BLOCK, block, said)
+    return _Header(start, name, kind, size, offset + _BLOCK, block, records)
 
 
 def _extension(view: OpenedFile, offset: int, size: int) -> bytes:
@@ -223,7 +223,7 @@ def _content_of(view: OpenedFile, header: _Header) -> _Content:
     start = header.content
     if header.kind in (*_LINKS, *_WITHOUT_CONTENT):
         return _Content(start, 0, ())
-    entries = dict(header.said)
+    entries = dict(header.pax_records)
     if header.kind == _SPARSE:
         return _old_sparse(view, header)
     if entries.get(b"GNU.sparse.major") == b"1":
@@ -234,7 +234,7 @@ def _content_of(view: OpenedFile, header: _Header) -> _Content:
             numbers = [*filter(None, entries[b"GNU.sparse.map"].split(b","))]
         else:
             wanted = (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
-            numbers = [value for keyword, value in header.said if keyword in wanted]
+            numbers = [value for keyword, value in header.pax_records if keyword in wanted]
         return _Content(start, size, _extents(header, start, size, numbers))
     return _Content(start, header.size, (Extent(0, start, header.size),))
 
@@ -245,15 +245,15 @@ def _sparse_map_in_content(
     """Return the content of a member that starts with lines of decimal numbers, its map."""
     size = _decimal(entries.get(b"GNU.sparse.realsize", b""), header.start)
     lines: list[bytes] = []
-    rest = b""
+    tail = b""
     start = header.content
     wanted = 1
     while len(lines) < wanted:
         block = view.read(start, _BLOCK)
-        if len(block) < _BLOCK or start > header.content + header.size or len(rest) > _LONGEST_LINE:
+        if len(block) < _BLOCK or start > header.content + header.size or len(tail) > _LONGEST_LINE:
             raise BadImage(f"the sparse file at byte {header.start} has no map")
         start += _BLOCK
-        *complete, rest = (rest + block).split(b"\n")
+        *complete, tail = (tail + block).split(b"\n")
         lines += complete
         if wanted == 1 and lines:
             count = _decimal(lines[0], header.start)

@@ -161,11 +161,11 @@ def _columns(path: str) -> list[Column]:
         with reading(path) as view:
             for record in itertools.islice(records(view), _FIRST):
                 try:
-                    found = features(view.read, record.start, record.start + record.length)
+                    by_name = features(view.read, record.start, record.start + record.length)
                 except BadImage as error:
                     wrong.append(error)
                     continue
-                for name, feature in sorted(found.items()):
+                for name, feature in sorted(by_name.items()):
                     if name not in columns or not columns[name].holds:
                         columns[name] = _column(name, feature, view)
     except BadImage as error:  # the end of what can be read of the file

@@ -214,5 +214,5 @@ def _varint(read: Read, offset: int, end: int) -> tuple[int, int]:
     raise _wrong("a number does not end")
 
 
-def _wrong(what: str) -> BadImage:
-    return BadImage(f"it is not a tf.train.Example: {what}")
+def _wrong(reason: str) -> BadImage:
+    return BadImage(f"it is not a tf.train.Example: {reason}")

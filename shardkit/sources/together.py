@@ -14,7 +14,7 @@ from shardkit.record import Record
 from shardkit.registry import get_source, open_source
 from shardkit.sources.opening import MEMBER, Described
 from shardkit.sources.recognize import Recognized, left_out, the_kinds
-from shardkit.system.files import as_name, as_text, parts_of_text
+from shardkit.system.files import as_name, as_text, split_text_path
 from shardkit.system.text import name_list
 
 
@@ -68,9 +68,9 @@ class Together(Source):
             raise CorruptDataset(
                 "the manifest lists a source with several splits as the source of one split"
             )
-        known = _united([scan.classes or () for scan in scans.values()], classes)
-        if any(scan.classes != known for scan in scans.values() if scan.classes):
-            scans = {name: member.source.scan(known) for name, member in self.members.items()}
+        union = _united([scan.classes or () for scan in scans.values()], classes)
+        if any(scan.classes != union for scan in scans.values() if scan.classes):
+            scans = {name: member.source.scan(union) for name, member in self.members.items()}
         first, *others = ({**scan.schema, "label": None} for scan in scans.values())
         if any(schema != first for schema in others):
             fields = "; ".join(f"{name}: {name_list(scan.schema)}" for name, scan in scans.items())
@@ -86,7 +86,7 @@ class Together(Source):
                 name: replace(scan.splits[""], source=self, split=name)
                 for name, scan in scans.items()
             },
-            classes=known,
+            classes=union,
             ignored={name: scan.ignored[""] for name, scan in scans.items()},
             problems={name: scan.problems[""] for name, scan in scans.items()},
             understood=_joined({name: scan.understood for name, scan in scans.items()}),
@@ -133,8 +133,8 @@ def _united(
     longest = max(listed, key=len)
     if all(list(longest[: len(names)]) == list(names) for names in listed):
         return tuple(longest) or None
-    known = list(classes or ())
-    return (*known, *sorted({name for names in listed for name in names}.difference(known)))
+    earlier = list(classes or ())
+    return (*earlier, *sorted({name for names in listed for name in names}.difference(earlier)))
 
 
 def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, Any]) -> Together:
@@ -143,21 +143,23 @@ def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, 
     ``options`` are those of all of them; those that were recognized fill in for None.
     """
     _require_own_roots(root, kinds, options.get("root"))
-    given = {key: value for key, value in options.items() if value is not None}
-    found = {name: _recognized(kind.by.options(root)) for name, kind in kinds.items()}
-    if any("labels" in of for of in found.values()):  # rows of other splits may have one each
-        for of in found.values():
+    chosen = {key: value for key, value in options.items() if value is not None}
+    recognized = {name: _recognized(kind.by.options(root)) for name, kind in kinds.items()}
+    if any("labels" in of for of in recognized.values()):  # rows of other splits may have one each
+        for of in recognized.values():
             of.update({"labels": of.pop("label")} if "label" in of else {})
     members = {
         name: Member(
-            open_source(kind.kind, root / as_name(kind.by.inside), **{**found[name], **given}),
+            open_source(
+                kind.kind, root / as_name(kind.by.inside), **{**recognized[name], **chosen}
+            ),
             kind.paths,
         )
         for name, kind in kinds.items()
     }
     commands = [kind.command(root, (f"DST/{name}", "--to", "lmdb")) for name, kind in kinds.items()]
-    labels = {of["label"] for of in found.values() if "label" in of}
-    if len(labels) > 1 and given.keys().isdisjoint(("label", "labels")):
+    labels = {of["label"] for of in recognized.values() if "label" in of}
+    if len(labels) > 1 and chosen.keys().isdisjoint(("label", "labels")):
         raise UsageError(
             f"{root}: the label columns of the splits differ ({name_list(sorted(labels))})",
             remedy=f"pass {setting('label')} or convert each separately: {', and '.join(commands)}",
@@ -173,12 +175,14 @@ def _recognized(words: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _require_own_roots(root: Path, kinds: Mapping[str, Recognized], given: str | None) -> None:
+def _require_own_roots(
+    root: Path, kinds: Mapping[str, Recognized], root_option: str | None
+) -> None:
     """Refuse the folder of one split for all splits, where each has its own."""
     roots = {os.path.realpath(root / as_name(kind.paths[-1])) for kind in kinds.values()}
-    if given is not None and len(roots) > 1 and os.path.realpath(given) in roots:
+    if root_option is not None and len(roots) > 1 and os.path.realpath(root_option) in roots:
         raise UsageError(
-            f"{setting('root', given)} is the folder of one split of {root}, which has "
+            f"{setting('root', root_option)} is the folder of one split of {root}, which has "
             f"{name_list(kinds)}",
             remedy="leave it out: the folder of each split is known",
         )
@@ -197,9 +201,9 @@ def reopen(kind: str, root: Path, described: Described) -> Together:
     members = {}
     for name, description in described.items():
         paths = _paths(description)
-        rest = {key: value for key, value in description.items() if key != MEMBER}
+        inner = {key: value for key, value in description.items() if key != MEMBER}
         path = Path("@".join(str(root / as_name(inside)) for inside in paths) or root)
-        members[name] = Member(get_source(kind).find(path, {"": rest}), paths)
+        members[name] = Member(get_source(kind).find(path, {"": inner}), paths)
     return Together(root, members)
 
 
@@ -209,7 +213,7 @@ def _paths(description: Mapping[str, Any]) -> Sequence[str]:
         if len(paths) > 2 or any("{" in path and ".." in path for path in paths):
             raise ValueError("there are too many, or they are outside the source")
         for path in filter(None, paths):
-            parts_of_text(path)
+            split_text_path(path)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptDataset(
             f"the manifest does not list the files of the split: {error}"

@@ -26,7 +26,7 @@ _MOST_WINDOW = 1 << 27
 _SUFFIX = re.compile(r"\.(?:(gz|tgz|bz2|br|snappy|zstd?)|(zstd)(?::[0-9]+)?\.bin)\Z")
 
 DEFLATED = "deflate"
-"""The packing of a part of a file: DEFLATE without a header."""
+"""The packing of a range of a file: DEFLATE without a header."""
 
 
 class Unpacked(NamedTuple):
@@ -44,13 +44,13 @@ def packing_of(path: str) -> str:
 
 
 def unpacked(
-    key: tuple[str, int, int], source: int, inside: Range, packing: str, stated: int | None = None
+    key: tuple[str, int, int], source: int, inside: Range, packing: str, limit: int | None = None
 ) -> Unpacked:
-    """Return the unpacked content of a part of a file, unpacked when it is first asked for.
+    """Return the unpacked content of a range of a file, unpacked at first use.
 
-    ``key`` is path, modification time, and the size or start of the part; ``packing`` as
-    `packing_of`, or `DEFLATED`. It raises BadImage if the part is damaged, or unpacks to more than
-    ``stated`` bytes, or 1,100 times its size; UsageError if it needs a package that is not
+    ``key`` is path, modification time, and the size or start of the range; ``packing`` as
+    `packing_of`, or `DEFLATED`. It raises BadImage if the range is damaged, or unpacks to more than
+    ``limit`` bytes, or 1,100 times its size; UsageError if it needs a package that is not
     installed.
     """
     if os.getpid() not in _STORES:
@@ -59,8 +59,8 @@ def unpacked(
     with store.lock:
         if key not in store.known:
             most = max(_FREE_BYTES, _MOST_RATIO * inside.length), "too many for its size"
-            if stated is not None:
-                most = min(most, (stated, "the declared size"))
+            if limit is not None:
+                most = min(most, (limit, "the declared size"))
             size = _unpack(_Packed(source, inside), packing, store, most)
             store.known[key] = Unpacked(store.file, store.end, size)
             store.end += size
@@ -183,8 +183,8 @@ def _unbrotli(packed: _Packed) -> Iterator[bytes]:
         except brotli.error as error:
             raise BadImage(f"it cannot be unpacked: {error}") from error
     # It may need no more data, and still hold back the end of what it unpacked.
-    while rest := unpacker.process(b"", output_buffer_limit=_CHUNK):
-        yield rest
+    while remaining := unpacker.process(b"", output_buffer_limit=_CHUNK):
+        yield remaining
     if not unpacker.is_finished():
         raise BadImage(_TRUNCATED)
 

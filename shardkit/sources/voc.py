@@ -95,14 +95,15 @@ class Voc(AnnotatedSource):
                 row = below(self._annotations, f"{name}.xml")
                 image = None
                 try:
-                    found = annotations.find(f"{name}.xml")
-                    if found.size > _MAX_XML:
-                        raise BadImage(f"its annotation has {found.size:,} bytes")
-                    tree = parse(annotations.read(found, image=False))
-                    stated = (tree.findtext("filename") or "").strip() or f"{name}.jpg"
-                    image = _image_of(by_id.get(name, ()), stated)
-                    if image != stated and Path(name).name not in (stated, Path(stated).stem):
-                        others.append(f"{row} names {stated}")
+                    annotation = annotations.find(f"{name}.xml")
+                    if annotation.size > _MAX_XML:
+                        raise BadImage(f"its annotation has {annotation.size:,} bytes")
+                    tree = parse(annotations.read(annotation, image=False))
+                    file_name = (tree.findtext("filename") or "").strip() or f"{name}.jpg"
+                    image = _image_of(by_id.get(name, ()), file_name)
+                    names = (file_name, Path(file_name).stem)
+                    if image != file_name and Path(name).name not in names:
+                        others.append(f"{row} names {file_name}")
                     values = _values(tree, labels)
                 except RecursionError:
                     listing.blame_row(row, image, "its annotation is nested too deeply")
@@ -164,8 +165,8 @@ class Voc(AnnotatedSource):
         if file is None or file.endswith("/"):
             folder = file or ""
             names = os.listdir(os.path.join(self.path, self._annotations, as_name(folder)))
-            found = sorted(name for name in map(as_text, names) if name.endswith(".xml"))
-            return [folder + name.removesuffix(".xml") for name in found]
+            xml_names = sorted(name for name in map(as_text, names) if name.endswith(".xml"))
+            return [folder + name.removesuffix(".xml") for name in xml_names]
         return names_in(Path(os.path.realpath(os.path.join(self.path, _SPLITS, as_name(file)))))
 
 
@@ -193,10 +194,10 @@ def _refuse(*_: object) -> NoReturn:
     raise BadImage("its annotation declares a document type")
 
 
-def _image_of(of_id: Sequence[str], stated: str) -> str:
+def _image_of(of_id: Sequence[str], file_name: str) -> str:
     """Return the image of an annotation: the one of its ID, as torchvision does, or as stated."""
-    if not of_id or stated in of_id:
-        return stated
+    if not of_id or file_name in of_id:
+        return file_name
     if len(of_id) > 1:
         raise BadImage(f"several images have its ID: {', '.join(of_id)}")
     return of_id[0]

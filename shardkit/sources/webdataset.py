@@ -167,11 +167,11 @@ class WebDataset(RowSource, AttachableSource):
         """Collect the samples of one archive."""
         archive.stamp = view.stamp
         for member in members(view):
-            if member.what == "a folder":
+            if member.kind == "a folder":
                 continue
             key_and_suffix = divide(member.name, self._grouping)
-            if key_and_suffix is None or member.what:
-                why = member.what or "not part of a sample"
+            if key_and_suffix is None or member.kind:
+                why = member.kind or "not part of a sample"
                 listing.ignore(f"{archive.name}:{member.name}", why)
                 continue
             key, suffix = key_and_suffix
@@ -286,8 +286,8 @@ class _Members(Cells):
     def offset(self, name: str) -> int | None:
         member = self._members[name]
         (extent, *others) = member.extents or (None,)
-        whole = extent is not None and not others and extent.length == member.size
-        return extent.offset if extent is not None and whole else None
+        is_contiguous = extent is not None and not others and extent.length == member.size
+        return extent.offset if extent is not None and is_contiguous else None
 
 
 SOURCE = SourceKind(

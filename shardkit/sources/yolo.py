@@ -65,8 +65,8 @@ class _Description(NamedTuple):
 _NOTHING = _Description(None, "", {}, (), 0)
 
 
-class _Found(NamedTuple):
-    """Images, classes and kinds of rows that a scan has found."""
+class _LabelSummary(NamedTuple):
+    """Images without labels, and the classes and kinds of all labels."""
 
     bare: list[str]
     """Images without a file of labels."""
@@ -100,14 +100,14 @@ class Yolo(AnnotatedSource):
         self._odd: list[str] = []
         """Differences from the description, for notes."""
         self.splits = self._choose()
-        given = read_classes(options.classes)
-        named = given if isinstance(given, tuple) else None
+        classes = read_classes(options.classes)
+        named = classes if isinstance(classes, tuple) else None
         self.box_names = named or self.description.names or self._listed()
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the images of each split, in the order of their paths or of a list."""
         names = self.names()
-        found = _Found([], set(), set())
+        summary = _LabelSummary([], set(), set())
         total = 0
         for split, images in self.splits.items():
             listing = NamedListing(listings[split], names)
@@ -115,13 +115,13 @@ class Yolo(AnnotatedSource):
                 total += 1
                 label = _label_of(image)
                 try:
-                    values = self._labels(names, image, label, found)
+                    values = self._labels(names, image, label, summary)
                 except BadImage as error:
                     listing.blame_row(label, image, error.stated)
                 else:
                     listing.add_file(label, image, number, values)
-        if total == len(found.bare) and total:
-            image = found.bare[0]
+        if total == len(summary.bare) and total:
+            image = summary.bare[0]
             folders = [name for name in image.split("/")[:-1] if not is_split_name(name)]
             raise UsageError(
                 f"{self}: none of the {total:,} images has labels: {image} needs "
@@ -131,14 +131,14 @@ class Yolo(AnnotatedSource):
                 if folders and "images" not in folders
                 else None,
             )
-        if found.bare:
+        if summary.bare:
             self.notes.append(
-                f"{amount(len(found.bare), 'image')} without a label file have no boxes: "
-                f"{found.bare[0]}"
+                f"{amount(len(summary.bare), 'image')} without a label file have no boxes: "
+                f"{summary.bare[0]}"
             )
         self.notes += self._odd
         next(iter(listings.values())).ignored += names.unused(self._lists)
-        return self._settle(found)
+        return self._settle(summary)
 
     def fit(self, values: dict[str, Any], record: Record) -> dict[str, Any]:
         """Return boxes and points in stored pixels, from fractions of the picture."""
@@ -153,10 +153,10 @@ class Yolo(AnnotatedSource):
             values.setdefault("polygons", [[] for _ in values["boxes"]])
         return super().fit(values, record)
 
-    def _settle(self, found: _Found) -> Mapping[str, str]:
+    def _settle(self, summary: _LabelSummary) -> Mapping[str, str]:
         """Set the fields, now that all labels are known."""
         earlier = self.known_classes("boxes")
-        count = max(found.classes, default=-1) + 1
+        count = max(summary.classes, default=-1) + 1
         names = tuple(earlier or self.box_names or map(str, range(count)))
         if count > len(names):
             raise UsageError(
@@ -166,7 +166,7 @@ class Yolo(AnnotatedSource):
         schema = {"boxes": Field("boxes", classes=names)}
         if self.description.points:
             schema["keypoints"] = Field("keypoints", classes=self.description.points)
-        if "polygons" in found.kinds:
+        if "polygons" in summary.kinds:
             schema["polygons"] = Field("json")
         self.settle_fields(schema)
         return {
@@ -176,14 +176,16 @@ class Yolo(AnnotatedSource):
             **{name: str(field) for name, field in schema.items()},
         }
 
-    def _labels(self, names: Names, image: str, label: str, found: _Found) -> dict[str, Any]:
+    def _labels(
+        self, names: Names, image: str, label: str, summary: _LabelSummary
+    ) -> dict[str, Any]:
         """Return the values of an image: fractions of the picture."""
         try:
             file = names.find(label)
         except BadImage:
             if names.has(label):
                 raise
-            found.bare.append(image)
+            summary.bare.append(image)
             text = ""
         else:
             if file.size > _MOST_LABELS:
@@ -198,7 +200,7 @@ class Yolo(AnnotatedSource):
                     row = self._row(line)
                 except ValueError as error:
                     raise BadImage(f"line {number} of its labels: {error}") from error
-                found.classes.add(row.label)
+                summary.classes.add(row.label)
                 values["boxes"].append([*row.box, row.label])
                 polygons.append(row.polygon)
                 points += row.points
@@ -206,7 +208,7 @@ class Yolo(AnnotatedSource):
         if self.description.points:
             values["keypoints"] = points
         if any(polygons):
-            found.kinds.add("polygons")
+            summary.kinds.add("polygons")
             values["polygons"] = polygons
         return values
 
@@ -262,8 +264,8 @@ class Yolo(AnnotatedSource):
 
     def _note_folder(self) -> None:
         """Note that the description names another folder."""
-        stated = self._stated("")
-        is_here = os.path.isdir(stated) and is_below(stated, os.path.realpath(self.root))
+        folder = self._stated("")
+        is_here = os.path.isdir(folder) and is_below(folder, os.path.realpath(self.root))
         if self.description.folder and not is_here:
             self._odd.append(
                 f"path is {quoted(self.description.folder)}, but its folders were found in "
@@ -282,32 +284,32 @@ class Yolo(AnnotatedSource):
         path.
         """
         path = os.path.join(self.description.folder, entry)
-        parts = [part for part in re.split(r"[\\/]", path) if part not in ("", ".", "..")]
-        ends = ["/".join(parts[start:]) for start in range(len(parts))]
+        path_names = [name for name in re.split(r"[\\/]", path) if name not in ("", ".", "..")]
+        ends = ["/".join(path_names[start:]) for start in range(len(path_names))]
         if len(ends) > 1 and ends[-1] == "images":
             ends.pop()  # it may be that of another split
-        found = next((end for end in ends if os.path.exists(f"{self.root}/{as_name(end)}")), None)
-        if found is None:
+        inside = next((end for end in ends if os.path.exists(f"{self.root}/{as_name(end)}")), None)
+        if inside is None:
             return self._without(split, entry)
-        if os.path.isdir(os.path.join(self.root, as_name(found))):
-            return [*self.names().images(found)]
-        if not found.endswith(".txt"):
-            return [found]
-        folder = found.rpartition("/")[0]
+        if os.path.isdir(os.path.join(self.root, as_name(inside))):
+            return [*self.names().images(inside)]
+        if not inside.endswith(".txt"):
+            return [inside]
+        folder = inside.rpartition("/")[0]
         names = self.names()
-        names.find(found)
-        self._lists.append(os.path.join(self.root, as_name(found)))
-        lines = names_in(Path(self.root, as_name(found)))
+        names.find(inside)
+        self._lists.append(os.path.join(self.root, as_name(inside)))
+        lines = names_in(Path(self.root, as_name(inside)))
         return [_listed_image(self.root, folder, line) for line in lines]
 
     def _without(self, split: str, entry: str) -> list[str]:
         """Return no images for a test split that is not there."""
-        stated = self._stated(entry)
-        if os.path.exists(stated):
-            root = self._stated("") if self.description.folder else stated.partition("/images")[0]
+        target = self._stated(entry)
+        if os.path.exists(target):
+            root = self._stated("") if self.description.folder else target.partition("/images")[0]
             command = shell("yolo", f"{self._file}@{root}", "DST", "--to", "lmdb")
             raise UsageError(
-                f"{self}: {split} is {stated}, which is not inside {self.root};",
+                f"{self}: {split} is {target}, which is not inside {self.root};",
                 remedy=f"if you trust the file, run shardkit convert {command}",
             )
         if split != "test":
@@ -454,8 +456,8 @@ def _points_of(values: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
     count, dimensions = map(int, shape)
     if not (0 < count <= 10_000 and dimensions in (2, 3)):
         raise ValueError(f"kpt_shape is {quoted(shape)}")
-    stated = values.get("kpt_names")
-    names = next(iter(stated.values())) if isinstance(stated, dict) and stated else stated
+    by_class = values.get("kpt_names")
+    names = next(iter(by_class.values())) if isinstance(by_class, dict) and by_class else by_class
     if not isinstance(names, list) or len(names) != count:
         names = [*range(count)]
     return _texts(names), dimensions

@@ -180,13 +180,13 @@ def _why(info: ZipInfo) -> str:
 
 def _add(directory: Directory, name: str, member: Member) -> None:
     """Add a member or a folder."""
-    *folders, last = parts = [part for part in name.split("/") if part not in ("", ".")] or [""]
+    *folders, last = names = [item for item in name.split("/") if item not in ("", ".")] or [""]
     why = "its name is not a plain path in the archive" * bool(_UNSAFE.match(name))
     folder = directory.top
-    if len(parts) > _MOST_PARTS:
+    if len(names) > _MOST_PARTS:
         why = f"its name has over {_MOST_PARTS} parts"
-    for part in parts if name.endswith("/") else folders:
-        inner = {} if why or not part else folder.setdefault(part, {})
+    for folder_name in names if name.endswith("/") else folders:
+        inner = {} if why or not folder_name else folder.setdefault(folder_name, {})
         if isinstance(inner, Member):
             why = "a part of its name is a file in the archive"
         else:
@@ -223,9 +223,9 @@ class ZipFolder(SourceFolder):
     def content(self, path: str = "") -> _Folder | Member | None:
         """Return what is at a path; None for nothing."""
         node: _Folder | Member | None = directory_of(self.path).top
-        for part in f"{self.below}{path}".split("/"):
-            if part not in ("", "."):
-                node = node.get(part) if isinstance(node, dict) else None
+        for folder_name in f"{self.below}{path}".split("/"):
+            if folder_name not in ("", "."):
+                node = node.get(folder_name) if isinstance(node, dict) else None
         return node
 
     def member(self, path: str = "") -> Member:
@@ -289,11 +289,11 @@ class ZipFolder(SourceFolder):
     def outside(self) -> Iterator[Problem]:
         """Yield what is next to the folder and those around it."""
         around = ZipFolder(self.path)
-        for part in self.below.split("/")[:-1]:
-            for name in sorted({*around.names()} - {part}):
+        for folder_name in self.below.split("/")[:-1]:
+            for name in sorted({*around.names()} - {folder_name}):
                 why = why_left_out(name) or "outside the only folder"
                 yield Problem(path=f"{around.below}{name}", reason=why)
-            around = around.inner(part)
+            around = around.inner(folder_name)
 
 
 def _is_image(name: str) -> bool:

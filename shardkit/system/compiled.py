@@ -143,7 +143,7 @@ def fill_views(
             compiled.fill(*calls[0])
         else:
             compiled.fill_views(*calls)
-    return list(map(_left, codes))
+    return list(map(_unhandled, codes))
 
 
 def fill_values(
@@ -169,7 +169,7 @@ def fill_values(
             rows.verifies,
             codes[run],
         )
-    return _left(codes)
+    return _unhandled(codes)
 
 
 def read_stored(
@@ -187,10 +187,10 @@ def read_stored(
     for run, *stored in rows.runs():
         array = None if mark is None else np.ascontiguousarray(rows.array[run])
         values += compiled.read_stored(*stored, array, mark, rows.verifies, codes[run])
-    return values, _left(codes)
+    return values, _unhandled(codes)
 
 
-def _left(codes: npt.NDArray[np.uint8]) -> list[int]:
+def _unhandled(codes: npt.NDArray[np.uint8]) -> list[int]:
     return np.flatnonzero(codes).tolist() if codes.any() else []
 
 
@@ -289,8 +289,7 @@ def draw_crops(
     logs = math.log(ratio[0]), math.log(ratio[1])
     crops = np.empty((len(numbers), CROP_NUMBERS), np.int32)
     ranges = tuple(scale), tuple(ratio), logs, flip
-    done = compiled.draw_crops(key, numbers, *sizes, *ranges, crops)
-    return crops if done else None
+    return crops if compiled.draw_crops(key, numbers, *sizes, *ranges, crops) else None
 
 
 def decode_png(data: Bytes, background: tuple[int, int, int] | None) -> npt.NDArray[Any] | None:

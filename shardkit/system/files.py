@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardkit.errors import UsageError
-from shardkit.system.safe_paths import UNFIT, Unfit, naming, open_plain, opened, parts_of
+from shardkit.system.safe_paths import UNFIT, Unfit, naming, open_plain, opened, split_path
 
 _BLOCK = 1 << 20
 """Bytes written in one call, unless a single buffer is larger."""
@@ -191,12 +191,12 @@ def as_name(text: str) -> str:
     return text if text.isascii() else os.fsdecode(text.encode("utf-8", "surrogateescape"))
 
 
-def parts_of_text(text: str) -> tuple[str, ...]:
+def split_text_path(text: str) -> tuple[str, ...]:
     """Return the parts of a plain path below a folder, given as `as_text` returns it.
 
-    ValueError if it is no such path: see `shardkit.system.safe_paths.parts_of`.
+    ValueError if it is no such path: see `shardkit.system.safe_paths.split_path`.
     """
-    return parts_of(as_name(text))
+    return split_path(as_name(text))
 
 
 class FileSha256:
@@ -262,9 +262,9 @@ def write_all(descriptor: int, content: bytes | memoryview) -> None:
 
     OSError if the disk is full or fails, possibly after a partial write.
     """
-    rest = memoryview(content)
-    while rest:  # a disk that is nearly full accepts only a part
-        rest = rest[os.write(descriptor, rest) :]
+    remaining = memoryview(content)
+    while remaining:  # a disk that is nearly full accepts only a part
+        remaining = remaining[os.write(descriptor, remaining) :]
 
 
 class Appender:
@@ -295,14 +295,14 @@ class Appender:
 
     def _write(self, buffers: Sequence[bytes]) -> None:
         written = os.writev(self._descriptor, buffers)
-        rest = memoryview(b"".join(buffers))[written:] if written < sum(map(len, buffers)) else b""
-        write_all(self._descriptor, rest)
+        tail = memoryview(b"".join(buffers))[written:] if written < sum(map(len, buffers)) else b""
+        write_all(self._descriptor, tail)
 
 
-def overlap(one: Path, other: Path) -> bool:
+def overlap(first: Path, second: Path) -> bool:
     """Return whether two paths are one, or one contains the other."""
-    one, other = (Path(os.path.realpath(path)) for path in (one, other))
-    return one.is_relative_to(other) or other.is_relative_to(one)
+    first, second = (Path(os.path.realpath(path)) for path in (first, second))
+    return first.is_relative_to(second) or second.is_relative_to(first)
 
 
 def require_local(path: str | Path) -> None:

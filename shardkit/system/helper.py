@@ -307,10 +307,10 @@ def _answer(message: bytes) -> bytes | bytearray | str:
             return json.dumps(["errno", error.errno, error.filename])
         names = [base.__name__ for base in type(error).__mro__]
         name = next((name for name in names if name in _ERRORS), ShardkitError.__name__)
-        parts = [f"{names[0]}: {error}", None, None]
+        details = [f"{names[0]}: {error}", None, None]
         if isinstance(error, ShardkitError):
-            parts = [error.problem, error.remedy, error.where]
-        return json.dumps(["error", name, *parts])
+            details = [error.problem, error.remedy, error.where]
+        return json.dumps(["error", name, *details])
     return answer
 
 

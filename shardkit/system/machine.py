@@ -56,8 +56,8 @@ def memory_limit() -> int:
 
 def free_memory() -> int:
     """Return the memory that this process may still allocate, in bytes."""
-    rest = memory_limit() - int(load("psutil:Process")().memory_info().rss)
-    return max(0, min(int(load("psutil:virtual_memory")().available), rest))
+    below_limit = memory_limit() - int(load("psutil:Process")().memory_info().rss)
+    return max(0, min(int(load("psutil:virtual_memory")().available), below_limit))
 
 
 def filesystem(path: Path) -> tuple[str, str]:
@@ -83,8 +83,8 @@ def _control_groups(controller: str) -> list[Path]:
         return []
     folders = []
     for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, name = rest.partition(":")
+        _, _, fields = line.partition(":")
+        controllers, _, name = fields.partition(":")
         if controllers and controller not in controllers.split(","):
             continue
         root = _CGROUP / controller if controllers else _CGROUP

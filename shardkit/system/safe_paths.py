@@ -50,15 +50,15 @@ def naming(path: str | Path) -> Iterator[None]:
         raise
 
 
-def parts_of(name: str | PurePath) -> tuple[str, ...]:
+def split_path(name: str | PurePath) -> tuple[str, ...]:
     """Return the components of a plain relative path.
 
     ValueError if the path is absolute, contains ``..``, or has an impossible component.
     """
-    parts = tuple(os.fsdecode(os.fsencode(name)).split("/"))
-    if any(part in ("", ".", "..") or "\0" in part or len(part) > 255 for part in parts):
+    names = tuple(os.fsdecode(os.fsencode(name)).split("/"))
+    if any(item in ("", ".", "..") or "\0" in item or len(item) > 255 for item in names):
         raise ValueError(f"the name {os.fspath(name)!r} is not a plain relative path")
-    return parts
+    return names
 
 
 @contextlib.contextmanager
@@ -75,8 +75,8 @@ def opened(root: Path, name: str | PurePath = "") -> Iterator[int]:
         raise Unfit(error.errno, error.strerror, str(root)) from error
     path = Path(root)
     try:
-        for part in parts_of(name) if str(name) not in ("", ".") else ():
-            path /= part
+        for folder_name in split_path(name) if str(name) not in ("", ".") else ():
+            path /= folder_name
             # Forgotten before it is closed: a signal handler that raises in between must not have
             # it closed twice, which could close a file that another thread just opened.
             above = descriptor
@@ -198,14 +198,14 @@ def move(root: Path, name: str, goal: str) -> None:
 
 def make_folder(root: Path, name: str, mode: int = 0o777) -> None:
     """Create the folder ``name`` below ``root``, and its parents, unless they exist."""
-    for end in range(1, len(parts := parts_of(name)) + 1):
-        above = "/".join(parts[: end - 1])
+    for end in range(1, len(folders := split_path(name)) + 1):
+        above = "/".join(folders[: end - 1])
         with (
             contextlib.suppress(FileExistsError),
             naming(root / name),
             opened(root, above) as folder,
         ):
-            os.mkdir(parts[end - 1], mode, dir_fd=folder)
+            os.mkdir(folders[end - 1], mode, dir_fd=folder)
     with opened(root, name):
         pass
 
@@ -270,6 +270,6 @@ def _require_removable(path: Path, folder: int, names: Iterable[str]) -> None:
 def _parent(root: Path, name: str) -> Iterator[tuple[int, str]]:
     """Open the parent folder of ``name``; yield its file descriptor and the last component."""
     above, _, last = name.rpartition("/")
-    parts_of(name)
+    split_path(name)
     with opened(root, above) as folder:
         yield folder, last

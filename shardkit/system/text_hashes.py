@@ -44,10 +44,10 @@ class TextHashes:
 
     def add_all(self, texts: Iterable[str]) -> None:
         """Add the hashes of some texts."""
-        rest = iter(texts)
-        while some := [*itertools.islice(rest, _BUFFERED - len(self._buffer))]:
-            self._buffer.extend(map(hash, some))
-            self._count += len(some)
+        remaining = iter(texts)
+        while batch := [*itertools.islice(remaining, _BUFFERED - len(self._buffer))]:
+            self._buffer.extend(map(hash, batch))
+            self._count += len(batch)
             self._spool()
 
     def repeated(self) -> set[int]:

@@ -90,9 +90,9 @@ class DatasetConformance:
             assert verify(target, "decode").findings == []
             dataset = open_dataset(target, decode="numpy")
             for row, image in enumerate(images):
-                found = dataset[row][0]
-                assert found.dtype == image.dtype
-                assert np.array_equal(found, image)
+                stored = dataset[row][0]
+                assert stored.dtype == image.dtype
+                assert np.array_equal(stored, image)
 
     def test_planes_have_the_pixels_of_their_jpegs(self, storage: Format, tmp_path: Path) -> None:
         if not compiled.is_available():
@@ -154,9 +154,9 @@ class DatasetConformance:
         dataset = open_dataset(target, fields=[*samples[0], "more", "vector"])
         for row, sample in enumerate(samples):
             values = {**sample, "count": row + 1, "more": row * 0.5, "vector": added["vector"][row]}
-            for found, (name, value) in zip(dataset[row], values.items(), strict=True):
-                same = np.array_equal if isinstance(value, np.ndarray) else operator.eq
-                assert same(found, value), name
+            for stored, (name, value) in zip(dataset[row], values.items(), strict=True):
+                equal = np.array_equal if isinstance(value, np.ndarray) else operator.eq
+                assert equal(stored, value), name
 
     def test_a_pickled_dataset_reads_the_same(self, storage: Format, tmp_path: Path) -> None:
         dataset = open_dataset(_convert(storage, tmp_path), decode="bytes")

@@ -124,7 +124,7 @@ class SourceConformance:
         if not isinstance(source, PartedSource):
             return
         parts = source.parts(2)[1]
-        listed = [each for part in parts for each in source.list_part(part).entries]
+        listed = [listed_entry for part in parts for listed_entry in source.list_part(part).entries]
         splits = source.scan().splits.values()
         assert listed == [(images.split, entry) for images in splits for entry in images.entries]
 
@@ -152,21 +152,21 @@ class SourceConformance:
             self._check_places(source)
         attach(source, tmp_path / "index")
         _convert(source, tmp_path / "made", shuffle=False)
-        attached, made = (
+        attached, converted = (
             open_dataset(tmp_path / name, decode="numpy") for name in ("index", "made")
         )
-        assert list(attached.paths) == list(made.paths)
-        for row in range(len(made)):
-            assert np.array_equal(attached[row][0], made[row][0])
+        assert list(attached.paths) == list(converted.paths)
+        for row in range(len(converted)):
+            assert np.array_equal(attached[row][0], converted[row][0])
         assert verify(tmp_path / "index", "decode").ok
 
     def _check_places(self, source: AttachableSource) -> None:
         """Check that the files have the fields where the source says."""
         (images,) = source.scan().splits.values()
-        by_file = [(path, some.entries) for path, some in source.by_file(images)]
-        assert [entry for _, some in by_file for entry in some] == list(images.entries)
-        for path, some in by_file:
-            located = [*source.located(images.split, some)]
+        by_file = [(path, members.entries) for path, members in source.by_file(images)]
+        assert [entry for _, members in by_file for entry in members] == list(images.entries)
+        for path, members in by_file:
+            located = [*source.located(images.split, members)]
             for item in located:
                 assert isinstance(item, Located)
                 for name, offset in item.offsets.items():
@@ -328,17 +328,17 @@ class SourceConformance:
         by_key = images.entries[2]
         by_path = images.entries[4]
         (tmp_path / "list").write_text(f"key:{by_key.key}\n{by_path.path}\n")
-        made = tmp_path / "made"
-        convert(source, made, to="lmdb", shard_samples=2, exclude=tmp_path / "list")
-        left = {entry.path for entry in images.entries} - {by_key.path, by_path.path}
-        assert {*open_dataset(made).paths} == left
-        report = made / "ignored.jsonl"
-        shard = open_dataset(made).manifest.shards[0].name
-        for damaged in (None, report, made / shard):
+        dataset = tmp_path / "made"
+        convert(source, dataset, to="lmdb", shard_samples=2, exclude=tmp_path / "list")
+        expected = {entry.path for entry in images.entries} - {by_key.path, by_path.path}
+        assert {*open_dataset(dataset).paths} == expected
+        report = dataset / "ignored.jsonl"
+        shard = open_dataset(dataset).manifest.shards[0].name
+        for damaged in (None, report, dataset / shard):
             if damaged is not None:
                 damaged.unlink()
-                assert repair(made, path).findings == []
-            assert verify(made, against=path).findings == []
+                assert repair(dataset, path).findings == []
+            assert verify(dataset, against=path).findings == []
 
     def _expected(self, images: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
         """Return class name and bytes of each image, sorted; "" without labels."""

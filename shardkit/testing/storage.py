@@ -85,14 +85,14 @@ class StorageConformance:
         starts = [chunks.append(writer, chunks.encode(content[n : n + 3], spec)) for n in (0, 3, 6)]
         writer.close()
 
-        whole = write_shard(storage, tmp_path / "whole", content, raw_shape=RAW_SHAPE)
-        assert (tmp_path / "s").read_bytes() == whole.read_bytes()
-        parts = []
+        expected = write_shard(storage, tmp_path / "whole", content, raw_shape=RAW_SHAPE)
+        assert (tmp_path / "s").read_bytes() == expected.read_bytes()
+        chunk_records = []
         for start, stop in itertools.pairwise([0, *starts[1:], None]):
             reader = chunks.read(tmp_path / "s", start or 0, stop)
-            parts.append(reader.read(range(len(reader))))
+            chunk_records.append(reader.read(range(len(reader))))
             reader.close()
-        assert parts == [content[:3], content[3:6], content[6:]]
+        assert chunk_records == [content[:3], content[3:6], content[6:]]
         with pytest.raises(CorruptShard):  # a record goes across the end
             chunks.read(tmp_path / "s", 0, starts[1] - 1)
 

@@ -54,7 +54,7 @@ def records(
         max_size: Maximum number of records.
         raw_shape: Height, width and channels of the field ``raw`` of most records; None omits it.
     """
-    made = []
+    generated = []
     names = draw(st.lists(field_names(), min_size=1, max_size=3, unique=True))
     for key in draw(keys(min_size=min_size, max_size=max_size)):
         fields = {name: draw(st.binary(max_size=700)) for name in names if draw(st.booleans())}
@@ -63,5 +63,5 @@ def records(
         if raw_shape is not None and draw(st.integers(0, 7)):
             size = prod(raw_shape)
             fields["raw"] = draw(st.binary(min_size=size, max_size=size))
-        made.append(Record(key, fields or {names[0]: b""}))
-    return made
+        generated.append(Record(key, fields or {names[0]: b""}))
+    return generated

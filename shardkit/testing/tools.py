@@ -61,14 +61,14 @@ def read_shard(storage: Format, path: Path) -> list[Record]:
 def sample_records() -> list[Record]:
     """Return seven different records; every second has a label and raw pixels of `RAW_SHAPE`."""
     rng = random.Random("sample")
-    made = []
+    samples = []
     for row in range(7):
         fields = {"jpg": rng.randbytes(1 + 900 * row), "json": b'{"row":%d}' % row}
         if row % 2:
             fields["cls"] = b"%d" % row
             fields["raw"] = rng.randbytes(prod(RAW_SHAPE))
-        made.append(Record(f"class {row % 3}/name-{row}", fields))
-    return made
+        samples.append(Record(f"class {row % 3}/name-{row}", fields))
+    return samples
 
 
 @contextlib.contextmanager

@@ -259,17 +259,17 @@ class Loader(Resumable, Generic[Batch_co]):
 
 def _choose_engine(fetch: Fetch, settings: Settings, by: str) -> tuple[str, str]:
     """Return an engine and the reason for it (``by`` if it was requested)."""
-    asked = settings.options.engine
-    engine = asked
+    requested = settings.options.engine
+    engine = requested
     reason = by
-    if asked == "auto":
+    if requested == "auto":
         engine, reason = preflight.suited_engine(preflight.why_processes(fetch.dataset))
-    is_free = asked == "auto" and engine == "process"
+    is_free = requested == "auto" and engine == "process"
     problem = preflight.why_threads(fetch.dataset) if is_free else None
     problem = problem or _engine_class(engine).problem(fetch, settings)
     if problem is None:
         return engine, reason
-    if asked == "process":
+    if requested == "process":
         warnings.warn(f"loading may fail: {problem}", RuntimeWarning, stacklevel=_USER)
         return engine, reason
     _warn_of_threads(engine, problem, stacklevel=_USER + 1)
@@ -283,10 +283,10 @@ def _engine_class(name: str) -> type[Engine]:
 
 def _warn_of_threads(engine: str, problem: str, *, stacklevel: int) -> None:
     """Warn that threads are used instead; in a helper they differ only in speed."""
-    told = f"using threads, because {problem}"
+    message = f"using threads, because {problem}"
     if engine == "process":
-        told += (
+        message += (
             "; in threads a transform without shardkit.with_rng does not draw repeatable random "
             "numbers"
         )
-    warnings.warn(told, RuntimeWarning, stacklevel=stacklevel)
+    warnings.warn(message, RuntimeWarning, stacklevel=stacklevel)

@@ -134,21 +134,21 @@ class ThroughputMonitor:
         tally = _Tally()
         self._tallies.append(tally)
         clock = time.perf_counter
-        asked = clock()
+        requested = clock()
         held: list[Any] = []
         try:
             for batch in self.loader:
                 received = clock()
                 held.append(batch)
                 del batch
-                tally.add(received - asked, count(held[0]))
+                tally.add(received - requested, count(held[0]))
                 if self.bar is not None and received - self._told > _BAR_SECONDS:
                     self._told = received
                     self.bar.set_postfix(self.postfix)
                 yield held.pop()  # keep no batch that its user has released
-                asked = clock()
-                tally.end_step(asked - received)
-            tally.waited += clock() - asked
+                requested = clock()
+                tally.end_step(requested - received)
+            tally.waited += clock() - requested
         except GeneratorExit:
             # The iterator may be closed long after the loop: that time is not a step.
             tally.end_step(min(clock() - received, tally.longest_step or math.inf))
@@ -284,7 +284,7 @@ class _Tally:
 
 
 def _starts_long(report: ThroughputReport) -> bool:
-    """Return whether first batches take a large part of the time."""
+    """Return whether first batches take a large fraction of the time."""
     return report.first >= _LONG_START * report.seconds
 
 

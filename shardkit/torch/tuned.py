@@ -72,8 +72,8 @@ class Tuned(Preset):
     def options(self, given: LoaderOptions) -> LoaderOptions:
         """Return ``given`` with the tuned settings.
 
-        If more ranks share the machine now than when it was measured, each gets its part of the
-        workers, at least 1. Raises UsageError if ``given`` sets a tuned field to another value.
+        If more ranks share the machine now than when it was measured, they divide the workers, at
+        least 1 for each. Raises UsageError if ``given`` sets a tuned field to another value.
         """
         default = LoaderOptions()
         settings = self._shared(local_ranks())
@@ -127,8 +127,8 @@ def require_replaceable(path: str | PathLike[str]) -> None:
                 f"{error}. It was not changed", remedy="choose another name"
             ) from error
     elif not os.access(file.parent, os.W_OK):
-        what = "cannot be written to" if file.parent.is_dir() else "is not a folder"
-        raise UsageError(f"{path} cannot be written: {file.parent} {what}")
+        problem = "cannot be written to" if file.parent.is_dir() else "is not a folder"
+        raise UsageError(f"{path} cannot be written: {file.parent} {problem}")
 
 
 def load_tuned(path: str | PathLike[str]) -> Tuned:

@@ -38,14 +38,14 @@ class _Samples(IterableShardDataset):
 
 def _named(sample: dict[str, Any]) -> dict[str, Any]:
     """Return a sample with the names that WebDataset gives; all bytes if its image is."""
-    found = dict(sample)
-    image, label = found.pop(IMAGE, None), found.pop(LABEL, None)
+    fields = dict(sample)
+    image, label = fields.pop(IMAGE, None), fields.pop(LABEL, None)
     if isinstance(image, bytes):
-        found[sniff(image[:SNIFF_BYTES]) or IMAGE] = image
+        fields[sniff(image[:SNIFF_BYTES]) or IMAGE] = image
         label = None if label is None else str(label).encode()
     elif image is not None:
-        found[IMAGE] = image
-    return found if label is None else found | {"cls": label}
+        fields[IMAGE] = image
+    return fields if label is None else fields | {"cls": label}
 
 
 @takes(ReaderOptions, RowOrder)

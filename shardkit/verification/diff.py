@@ -101,17 +101,17 @@ def diff(first: str | Path, second: str | Path) -> Differences:
         UsageError: If one is not a dataset, or only one of them has splits.
         CorruptDataset: If a manifest or an index is damaged.
     """
-    one, other = (OpenedDirectory(path).splits for path in (first, second))
-    if ("" in one) != ("" in other):
-        path, splits = (first, one) if "" in other else (second, other)
+    first_splits, second_splits = (OpenedDirectory(path).splits for path in (first, second))
+    if ("" in first_splits) != ("" in second_splits):
+        path, splits = (first, first_splits) if "" in second_splits else (second, second_splits)
         raise UsageError(
             f"{path} contains splits ({name_list(splits)}), and the other dataset does not",
             remedy=f"pass one of them, such as {Path(path) / next(iter(splits))}",
         )
     return Differences(
         splits={
-            name: _compare(name, one.get(name), other.get(name))
-            for name in dict.fromkeys([*one, *other])
+            name: _compare(name, first_splits.get(name), second_splits.get(name))
+            for name in dict.fromkeys([*first_splits, *second_splits])
         }
     )
 
@@ -153,16 +153,16 @@ def _differences(sets: _Sets) -> DatasetDifference:
         )
         reordered = False
     else:  # only then all keys are in memory
-        one = _rows_by_key(first)
-        other = _rows_by_key(second)
-        pairs = [(row, other[key]) for key, row in one.items() if key in other]
-        added = [key for key in other if key not in one]
-        removed = [key for key in one if key not in other]
+        first_rows = _rows_by_key(first)
+        second_rows = _rows_by_key(second)
+        pairs = [(row, second_rows[key]) for key, row in first_rows.items() if key in second_rows]
+        added = [key for key in second_rows if key not in first_rows]
+        removed = [key for key in first_rows if key not in second_rows]
         reordered = any(twin < before for (_, before), (_, twin) in pairwise(pairs))
     changed = list[ChangedRecord]()
     pairs = iter(pairs)
-    while some := list(islice(pairs, _COMPARED_ROWS)):
-        rows = np.array(some, np.int64).T
+    while batch := list(islice(pairs, _COMPARED_ROWS)):
+        rows = np.array(batch, np.int64).T
         changed += _Comparison(sets, (rows[0], rows[1])).changed()
     return DatasetDifference(
         rows=(len(first), len(second)),
@@ -229,7 +229,7 @@ class _Comparison:
             self._changed.setdefault(position, []).append(name)
 
     def _labels(self) -> None:
-        one, other = (
+        first_labels, second_labels = (
             shards.entries.read(rows)["label"]
             for shards, rows in zip(self._sets, self._rows, strict=True)
         )
@@ -239,44 +239,44 @@ class _Comparison:
             number.setdefault(name, len(number))
         # The last element is for `NO_LABEL`, which is -1.
         as_first = np.array([*(number[name] for name in second), NO_LABEL], np.int64)
-        self._blame(np.flatnonzero(one != as_first[other]), LABEL)
+        self._blame(np.flatnonzero(first_labels != as_first[second_labels]), LABEL)
 
     def _apart(self, name: str) -> None:
         """Compare a field with bytes of its own."""
-        one, other = (
+        first, second = (
             shards.entries_of(name).read(rows)
             for shards, rows in zip(self._sets, self._rows, strict=True)
         )
-        same = np.ones(len(one), np.bool_)
+        equal = np.ones(len(first), np.bool_)
         for column in _HEADS:
-            same &= one[column] == other[column]
-        labels_differ = same & (one["label"] != other["label"])
-        same &= (one["checksum"] == other["checksum"]) | labels_differ
+            equal &= first[column] == second[column]
+        labels_differ = equal & (first["label"] != second["label"])
+        equal &= (first["checksum"] == second["checksum"]) | labels_differ
         for position in np.flatnonzero(labels_differ).tolist():
-            same[position] = _same_content(
-                one[position : position + 1], other[position : position + 1]
+            equal[position] = _same_content(
+                first[position : position + 1], second[position : position + 1]
             )
-        self._blame(np.flatnonzero(~same), name)
+        self._blame(np.flatnonzero(~equal), name)
 
     def _column(self, name: str) -> None:
-        one, other = (
+        first, second = (
             shards.values(name, rows) for shards, rows in zip(self._sets, self._rows, strict=True)
         )
         count = len(self._rows[0])
-        self._blame([row for row in range(count) if one.packed(row) != other.packed(row)], name)
+        self._blame([row for row in range(count) if first.packed(row) != second.packed(row)], name)
 
     def _paths(self) -> None:
-        one, other = (
+        first, second = (
             _texts(shards.paths, rows) for shards, rows in zip(self._sets, self._rows, strict=True)
         )
         self._blame(
-            [row for row, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]],
+            [row for row, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1]],
             PATH,
         )
 
 
 def _texts(table: StringTable, rows: npt.NDArray[np.int64]) -> list[str]:
-    """Return the texts of some rows, read in one piece if they are near each other."""
+    """Return the texts of some rows, read at once if they are near each other."""
     first = int(rows.min())
     last = int(rows.max())
     if last - first < _SPAN * len(rows):
@@ -305,16 +305,16 @@ def _class_lists(sets: _Sets) -> Mapping[str, tuple[Any, Any]]:
     }
 
 
-def _same_content(one: Rows, other: Rows) -> bool:
+def _same_content(first: Rows, second: Rows) -> bool:
     """Return whether two images of equal length have the same CRC-32, under different labels.
 
     The checksum covers the head, with the label, and then the image. For images of one length,
-    the head's part in the checksum is that of its CRC-32 followed by as many zeros.
+    the head contributes the CRC-32 of itself and as many zeros to the checksum.
     """
-    heads = [zlib.crc32(row.tobytes()[HEAD]) for row in (one, other)]
-    remaining = int(one["length"][0])
+    heads = [zlib.crc32(row.tobytes()[HEAD]) for row in (first, second)]
+    remaining = int(first["length"][0])
     while remaining:
         zeros = memoryview(_ZEROS)[:remaining]
         heads = [zlib.crc32(zeros, head) for head in heads]
         remaining -= len(zeros)
-    return heads[0] ^ heads[1] == int(one["checksum"][0]) ^ int(other["checksum"][0])
+    return heads[0] ^ heads[1] == int(first["checksum"][0]) ^ int(second["checksum"][0])

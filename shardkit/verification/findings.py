@@ -15,7 +15,7 @@ from shardkit.verification.record_comparison import ComparisonResult, SourceComp
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One piece of damage, or one difference from the source."""
+    """Damage to a file, or a difference from the source."""
 
     file: str
     """The damaged file, relative to the verified directory."""

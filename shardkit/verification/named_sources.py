@@ -152,7 +152,7 @@ def _scan(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
     for manifest in manifests.values():
         how_made(manifest)
     kinds = {manifest.source["kind"] for manifest in manifests.values()}
-    classes = next((known for manifest in manifests.values() if (known := manifest.classes)), ())
+    classes = next((names for manifest in manifests.values() if (names := manifest.classes)), ())
     if len(kinds) != 1:
         raise UsageError(
             f"the splits have sources of different kinds: {sorted(kinds)}",
@@ -172,7 +172,7 @@ def _scan(root: Any, manifests: Mapping[str, Manifest]) -> Scan:
     return narrowed
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, (str, Path)) and isinstance(other, (str, Path)):
-        return os.path.realpath(one) == os.path.realpath(other)
-    return one is other
+def _is_same(first: Any, second: Any) -> bool:
+    if isinstance(first, (str, Path)) and isinstance(second, (str, Path)):
+        return os.path.realpath(first) == os.path.realpath(second)
+    return first is second

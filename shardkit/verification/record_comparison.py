@@ -199,10 +199,10 @@ _ADDED = (META_FIELD, LABEL_FIELD)
 def _likeness(record: Record, expected: Record, stored: str, field: Field | None) -> float:
     """Return the PSNR of two images; for masks, 0 unless they are equal."""
     if field is not None and field.type.follows:
-        one, other = (
+        mask, expected_mask = (
             decode_mask(stored_record.fields[stored], "png") for stored_record in (record, expected)
         )
-        return 100.0 if np.array_equal(one, other) else 0.0
+        return 100.0 if np.array_equal(mask, expected_mask) else 0.0
     kind = RGB if field is None else field.image_type
     return _psnr(_pixels(record, stored, kind), _pixels(expected, stored, kind))
 
@@ -214,7 +214,7 @@ def _pixels(record: Record, stored: str, pixels: ImageType) -> Pixels:
     return decode_shown(EncodedImage(record.fields[stored], kind, record.label, *size, pixels))
 
 
-def _psnr(one: Pixels, other: Pixels) -> float:
+def _psnr(pixels: Pixels, expected: Pixels) -> float:
     """Return the peak signal-to-noise ratio of two images of equal size, at most 100 dB."""
-    error = float(np.mean((one.astype(np.float32) - other) ** 2))
+    error = float(np.mean((pixels.astype(np.float32) - expected) ** 2))
     return min(100.0, 10 * float(np.log10(255**2 / max(error, 1e-10))))

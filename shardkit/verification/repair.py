@@ -75,8 +75,7 @@ def repair(
         damaged = _find_damage(opened.stores, result, workers, on_progress)
         sources = Sources(opened.splits, source)
         for store, entries in damaged:  # first the rows that others are matched with
-            one = _Repair(store, entries, result, scratch, workers, on_progress)
-            one.run(sources.of(store))
+            _Repair(store, entries, result, scratch, workers, on_progress).run(sources.of(store))
     result.files.sort()
     result.findings.sort(key=lambda finding: finding.file)
     return result
@@ -257,8 +256,8 @@ class _Repair:
             return []
         return [
             path
-            for path, one, other in zip(new.paths, new.rows, old, strict=True)
-            if one["checksum"] != other["checksum"]
+            for path, new_row, old_row in zip(new.paths, new.rows, old, strict=True)
+            if new_row["checksum"] != old_row["checksum"]
         ]
 
     def _rebuild_index(self, entries: Sequence[FileEntry]) -> None:

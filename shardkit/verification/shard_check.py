@@ -130,16 +130,16 @@ def _equal_to_index(
         stored = index.rows[inside]
         end = int((stored["offset"] + stored["length"]).max())
         window = FileWindow(*digest.advance(end + _TAIL))
-        same, found = records.index_known(rows, window, summed=False)
-        for texts, wanted in ((found.keys, index.keys[inside]), (found.paths, index.paths[inside])):
-            same &= np.fromiter(map(operator.eq, texts, wanted), np.bool_, len(rows))
+        same, derived = records.index_known(rows, window, summed=False)
+        for texts, expected in ((derived.keys, index.keys), (derived.paths, index.paths)):
+            same &= np.fromiter(map(operator.eq, texts, expected[inside]), np.bool_, len(rows))
         # As numbers, entries are compared 20 times as fast.
-        one, other = (
-            entries.view(np.int64).reshape(len(rows), -1) for entries in (found.rows, stored)
+        derived_numbers, stored_numbers = (
+            entries.view(np.int64).reshape(len(rows), -1) for entries in (derived.rows, stored)
         )
-        same &= (one == other).all(axis=1)
-        if found.entries or found.values:
-            same &= load(_OTHERS)(found, index, rows)
+        same &= (derived_numbers == stored_numbers).all(axis=1)
+        if derived.entries or derived.values:
+            same &= load(_OTHERS)(derived, index, rows)
         equal[inside] = same
         meter.add(images=int(same.sum()), size=int(stored["length"][same].sum(dtype=np.int64)))
     meter.flush()

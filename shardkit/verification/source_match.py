@@ -106,11 +106,11 @@ def stored_parts(dataset: OpenedDataset) -> list[StoredPart]:
 
 def require_files(matches: Sequence[SourceMatch], scan: Scan) -> None:
     """Refuse a source with none of the files; note splits that the dataset does not have."""
-    known = [match for match in matches if match.stored]
+    with_paths = [match for match in matches if match.stored]
     top = matches[0].store.top
-    if known and all(
+    if with_paths and all(
         {entry.path for entry in match.images.entries}.isdisjoint(match.stored or ())
-        for match in known
+        for match in with_paths
     ):  # otherwise there would be a finding for every file
         why = OTHER_FOLDER
         if scan.classes is not None and all(
@@ -190,8 +190,7 @@ def match_part(
     if excluded:
         listed = _only(listed, lambda path: path not in excluded)
     if not scan.whole and here.paths is not None:
-        chosen = bad.union(here.paths)
-        listed = _only(listed, chosen.__contains__)
+        listed = _only(listed, bad.union(here.paths).__contains__)
     rows = as_stored(listed, seed=seed, limit=limit)
     images = [entry for entry in rows.entries if not is_within(entry.path, bad)]
     storage = get_format(manifest.format)

@@ -194,8 +194,8 @@ class BenchReport:
         for line, measured in self.measured:
             if line.cache == "cold" and not measured.cold:
                 resident = measured.resident
-                part = "an unknown fraction" if resident is None else f"{resident:.0%}"
-                texts.append(f"cold: {part} of {line.path} stayed cached, not read from disk.")
+                fraction = "an unknown fraction" if resident is None else f"{resident:.0%}"
+                texts.append(f"cold: {fraction} of {line.path} stayed cached, not read from disk.")
         for source in self.sources:
             if source.images < source.total:
                 count = f"{source.images:,} of {source.total:,}"
@@ -254,10 +254,10 @@ class BenchReport:
 
 def _sample_words(settings: dict[str, Any]) -> str:
     """Describe the samples and batches of a report's settings."""
-    parts = [printable(settings["decode"])]
+    texts = [printable(settings["decode"])]
     if settings["transform"]:
-        parts.append(f"then {printable(settings['transform'])}")
-    return f"{' '.join(parts)}, batches of {settings['batch_size']}, in random order"
+        texts.append(f"then {printable(settings['transform'])}")
+    return f"{' '.join(texts)}, batches of {settings['batch_size']}, in random order"
 
 
 def _step_words(settings: dict[str, Any]) -> str:

@@ -100,9 +100,9 @@ def run_checks(plan: Plan) -> list[Finding]:
     for name, check in CHECKS.items():
         evidence, verdicts = check(plan)
         applies = (verdict[1:] for verdict in verdicts if verdict[0])
-        severity, what, remedy = next(applies, ("ok", name, ""))
+        severity, problem, remedy = next(applies, ("ok", name, ""))
         if evidence:
-            findings.append(Finding(name, severity, what, evidence, remedy))
+            findings.append(Finding(name, severity, problem, evidence, remedy))
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
@@ -121,9 +121,9 @@ def _processors(plan: Plan) -> Checked:
     quota = machine.cpu_quota()
     limit = "none" if quota is None else f"{quota:g} CPUs"
     evidence = f"{plan.workers} workers; affinity {machine.affinity()} of {present}; quota {limit}"
-    what = f"this process may use {_cpus():g} of {present} CPUs"
+    problem = f"this process may use {_cpus():g} of {present} CPUs"
     remedy = "raise --cpus (Docker) or --cpus-per-task (Slurm)"
-    return evidence, [(_cpus() < present, "note", what, remedy)]
+    return evidence, [(_cpus() < present, "note", problem, remedy)]
 
 
 def _shared_memory(plan: Plan) -> Checked:
@@ -132,9 +132,9 @@ def _shared_memory(plan: Plan) -> Checked:
     evidence = f"{size(free)} free of {size(total)}; worker processes need {size(needed)}"
     small = 0 < total <= _DOCKER_SHARED_MEMORY or (total > 0 and free < needed)
     severity = "problem" if needed > free and plan.processes else "warning"
-    what = f"{SHARED_MEMORY} is {'too ' if needed > free else ''}small for worker processes"
+    problem = f"{SHARED_MEMORY} is {'too ' if needed > free else ''}small for worker processes"
     remedy = "enlarge it (Docker: --shm-size 8g or --ipc=host), or use fewer workers or threads"
-    return evidence, [(small, severity, what, remedy)]
+    return evidence, [(small, severity, problem, remedy)]
 
 
 def _open_files(plan: Plan) -> Checked:
@@ -143,9 +143,9 @@ def _open_files(plan: Plan) -> Checked:
     evidence = f"`ulimit -n` is {limit}; worker processes need {needed}"
     over = needed + preflight.SPARE_FILES > limit
     severity = "problem" if plan.processes and over else "warning"
-    what = f"{'too ' if over else ''}few open files are allowed"
+    problem = f"{'too ' if over else ''}few open files are allowed"
     remedy = f"run `ulimit -n {max(4096, 2 * needed)}` first"
-    return evidence, [(over or limit < _FEW_FILES, severity, what, remedy)]
+    return evidence, [(over or limit < _FEW_FILES, severity, problem, remedy)]
 
 
 def _memory(plan: Plan) -> Checked:
@@ -172,10 +172,10 @@ def _libraries(_: Plan) -> Checked:
     evidence += f"; compiled module: {compiled}"
     slow = "Pillow lacks libjpeg-turbo, the fast JPEG decoder"
     lacks = "libjpeg-turbo" not in compiled
-    what = "no compiled module, which decodes only the cropped part of a JPEG"
+    problem = "no compiled module, which decodes only the cropped part of a JPEG"
     return evidence, [
         (not fast, "warning", slow, "pip install --force-reinstall pillow"),
-        (lacks, "note", what, "`shardkit --version` says why"),
+        (lacks, "note", problem, "`shardkit --version` says why"),
     ]
 
 
@@ -187,11 +187,11 @@ def _threads(plan: Plan) -> Checked:
     evidence = ", ".join([*map("=".join, set_to.items()), f"{opencv} OpenCV threads"])
     # In worker processes, OpenCV uses one thread.
     many = opencv > 1 and not plan.processes and opencv * plan.workers > 2 * cpus
-    what = f"{plan.workers} workers with {opencv} OpenCV threads each on {cpus:g} CPUs"
+    problem = f"{plan.workers} workers with {opencv} OpenCV threads each on {cpus:g} CPUs"
     most = max((int(value) for value in set_to.values() if value.isdecimal()), default=1)
     too_many = f"libraries are set to use {most} threads on {cpus:g} CPUs"
     return evidence, [
-        (many, "warning", what, "call cv2.setNumThreads(0) in the transform's module"),
+        (many, "warning", problem, "call cv2.setNumThreads(0) in the transform's module"),
         (most > cpus, "warning", too_many, "unset the variable, or set OMP_NUM_THREADS=1"),
     ]
 

@@ -122,8 +122,8 @@ def diagnose(
     status = {"": "unknown", "yes": "fed", "no": "starved"}.get(base.reaches(needed), "undecided")
     rated = []
     rounds = base.decisive_rounds(needed) if needed and status == "undecided" else 0
-    for each in measured if status != "fed" else ():
-        ratio, rating = _judged(each, needed)
+    for remedy in measured if status != "fed" else ():
+        ratio, rating = _judged(remedy, needed)
         rated.append(rating)
         if ratio is not None and rating.verdict == "unclear" and status != "undecided":
             rounds = max(rounds, ratio.decisive_rounds(1.0))
@@ -174,7 +174,7 @@ def judge_loop(
     alone: Sequence[float], loop: Sequence[float], measured: Sequence[Measured] = ()
 ) -> LoopDiagnosis:
     """Judge the rates of the training loop, and of the step alone, in the same rounds."""
-    remedies = sorted((_judged(each, None)[1] for each in measured), key=_rank)
+    remedies = sorted((_judged(remedy, None)[1] for remedy in measured), key=_rank)
     return LoopDiagnosis(alone=Range.of(alone), loop=Range.of(loop), remedies=remedies)
 
 
@@ -184,7 +184,7 @@ def _judged(measured: Measured, needed: float | None) -> tuple[Range | None, Rat
     if rates is None:
         return None, Rated(remedy=remedy, verdict="failed")
     rate = Range.of(rates)
-    ratio = Range.of([one / other for one, other in zip(rates, delivered, strict=True)])
+    ratio = Range.of([rate / base for rate, base in zip(rates, delivered, strict=True)])
     verdict = "no gain" if ratio.median < _GAIN else "gain" if ratio.low > 1 else "unclear"
     return ratio, Rated(remedy=remedy, verdict=verdict, rate=rate, enough=rate.reaches(needed))
 

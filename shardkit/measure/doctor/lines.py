@@ -156,17 +156,17 @@ def _code_line(innermost: FrameType, reading: Set[CodeType]) -> CodeLine | None:
     to the innermost line. Values of variables are not read.
     """
     frame: FrameType | None = innermost
-    own = None
+    caller = None
     while isinstance(frame, FrameType) and frame.f_code not in reading:
-        if own is None and not is_library(frame.f_code.co_filename):
-            own = frame
+        if caller is None and not is_library(frame.f_code.co_filename):
+            caller = frame
         frame = frame.f_back
     if not isinstance(frame, FrameType):  # a thread that ends may have others
         return None
-    at = own or innermost
+    at = caller or innermost
     code = at.f_code
     is_native = at is innermost and "CALL" in dis.opname[code.co_code[at.f_lasti]]
-    return CodeLine(code.co_filename, at.f_lineno, code.co_qualname, own is not None, is_native)
+    return CodeLine(code.co_filename, at.f_lineno, code.co_qualname, caller is not None, is_native)
 
 
 def _largest(counts: Counter[CodeLine]) -> list[Line]:

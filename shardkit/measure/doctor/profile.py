@@ -1,4 +1,4 @@
-"""Time of each stage of loading, as parts of one total, and the images that were loaded."""
+"""Time of each stage of loading, as fractions of a total, and the images that were loaded."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ class Profile:
 
     @property
     def decodes(self) -> bool:
-        """Whether decoding encoded images takes, or may take, a notable part of the time."""
+        """Whether decoding encoded images takes, or may take, a notable fraction of the time."""
         stages = "read", "decode", "dataset"  # the last one, if the user's code decodes
         return self.kind not in ("", "raw", PLANES) and self.fraction(*stages) >= MATTERS

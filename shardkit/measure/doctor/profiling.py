@@ -1,4 +1,4 @@
-"""Times the stages of loading, as parts of one total; runs in the measurement process."""
+"""Times the stages of loading, as fractions of a total; runs in the measurement process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shardkit.torch.data.read_context import ReadContext, reading
 _IMAGES = 256
 _FEWEST = 32
 _PART = 0.1
-"""Most images in the sample; a batch of more than the second takes this part of the time."""
+"""Most images in the sample; a batch of more than the second takes this fraction of the time."""
 
 _TAIL_PART = 0.5
 _MOST_OF_TAIL = 2048
@@ -79,7 +79,7 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
         stages = _stages(costs, sum(counts))
         if rows:  # alone, each image costs as much more than in a batch
             alone = np.array(sample.seconds)
-            usual = sum(each.seconds for each in stages.values())
+            usual = sum(stage.seconds for stage in stages.values())
             times = np.maximum(alone - np.mean(alone) + usual, 0.0)
         else:
             times = np.array([sum(wall for wall, _ in cost.values()) for cost in costs]) / counts
@@ -102,8 +102,8 @@ def profile(session: Session, *, loading: Loading, seconds: float, step: StepSpe
         else:
             again = itertools.cycle(rows)
             # Of all stages of an image but the batch's; only the longest may hold the GIL.
-            part = measured.fraction(measured.longest) / (1 - measured.fraction("collate"))
-            held = min(1.0, held_fraction(lambda: dataset[next(again)], _HELD_SECONDS) / part)
+            fraction = measured.fraction(measured.longest) / (1 - measured.fraction("collate"))
+            held = min(1.0, held_fraction(lambda: dataset[next(again)], _HELD_SECONDS) / fraction)
         measured = replace(measured, held=held)
     if step.milliseconds or step.model:
         training = step.model and steps.step_seconds(steps.make_step(step), batch)

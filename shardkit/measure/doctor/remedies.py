@@ -102,7 +102,7 @@ def same_images(profile: Profile) -> Iterator[Remedy]:
     setup = profile.setup
     if profile.files and profile.decodes and (setup.transform or profile.crop):
         disk = size(profile.images * profile.stored_bytes)
-        own = (
+        actors = (
             f"{setup.dataset} and {setup.collate} do" if setup.collate else f"{setup.dataset} does"
         )
         yield Remedy(
@@ -110,7 +110,7 @@ def same_images(profile: Profile) -> Iterator[Remedy]:
             recipe=Recipe(),
             decode="" if setup.transform else f"RandomResizedCrop({profile.crop})",
             default_collate=True,
-            price=f"{disk} of disk space; skips everything else that {own}",
+            price=f"{disk} of disk space; skips everything else that {actors}",
         )
 
 

@@ -71,8 +71,8 @@ def stored_images(dataset: Any) -> Any:
     samples = getattr(dataset, "samples", None)
     # A list of (path, label) makes it an image folder, as in torchvision.
     if isinstance(samples, list) and samples and isinstance(samples[0], tuple):
-        path, *rest = samples[0]
-        if len(rest) == 1 and isinstance(path, str | Path) and Path(path).is_file():
+        path, *labels = samples[0]
+        if len(labels) == 1 and isinstance(path, str | Path) and Path(path).is_file():
             return Files(samples)
     return None
 

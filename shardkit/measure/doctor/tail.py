@@ -107,15 +107,15 @@ def find_tail(sample: Sample) -> Tail | None:
     slow = times > _SLOW * np.median(times)
     if not slow.any() or slow.mean() > _MOST_IMAGES:
         return None
-    part = float(times[slow].sum() / times.sum())
-    if part < _LEAST_TIME:
+    fraction = float(times[slow].sum() / times.sum())
+    if fraction < _LEAST_TIME:
         return None
     worst = [int(n) for n in np.argsort(-times)[: min(_EXAMPLES, int(slow.sum()))]]
     again = [float(timed(partial(dataset.__getitem__, rows[n]))[0][0]) for n in worst]
     shared = (name for name, has in _properties(sample, slow) if _explains(has, slow))
     return Tail(
         images=float(slow.mean()),
-        time=part,
+        time=fraction,
         median=float(np.median(times[slow])),
         common=next(shared, ""),
         examples=[sample.name(n) for n in worst],
@@ -134,14 +134,14 @@ def _properties(
     """Yield what slow images may have in common, the most telling first, and which have it."""
     dataset = sample.dataset
     rows = sample.rows
-    known = sample.headers(len(rows))
+    files = sample.headers(len(rows))
     names = getattr(innermost(dataset), "classes", None)
     labels = sample.labels if None not in sample.labels else ()
     yield from _equal(labels, slow, lambda n: f"class {_class(names, n)}")
-    yield from _equal([one.kind for one in known], slow, lambda kind: f"{kind.upper()} files")
+    yield from _equal([file.kind for file in files], slow, lambda kind: f"{kind.upper()} files")
     for values, unit, scale in (
-        ([one.width * one.height for one in known], "megapixels", 1e6),
-        ([one.bytes for one in known], "MB", 1e6),
+        ([file.width * file.height for file in files], "megapixels", 1e6),
+        ([file.bytes for file in files], "MB", 1e6),
     ):
         if values:
             sizes = np.array(values) / scale

@@ -40,9 +40,9 @@ def is_dataset(path: str) -> bool:
     require_local(path)
     folder = Path(path)
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
+        problem = "is not a folder" if folder.exists() else "does not exist"
         raise UsageError(
-            f"{path} {what}", remedy="pass a shardkit dataset or a folder of images", where=path
+            f"{path} {problem}", remedy="pass a shardkit dataset or a folder of images", where=path
         )
     return (folder / MANIFEST_NAME).exists() and bool(OpenedDirectory(folder).splits)
 
@@ -156,8 +156,8 @@ class SubjectInfo:
         """The path, the kind, the split and the size."""
         split = f", split {printable(self.split)}" if self.split else ""
         stored = f", {size(self.bytes)}" if self.bytes else ""
-        what = f"{self.kind or 'dataset'}{split}, {self.total:,} images{stored}"
-        return f"{shortened(self.path, 96 - len(what))}  {what}"
+        details = f"{self.kind or 'dataset'}{split}, {self.total:,} images{stored}"
+        return f"{shortened(self.path, 96 - len(details))}  {details}"
 
 
 def describe(dataset: Any, path: str) -> tuple[SubjectInfo, list[Path]]:

@@ -57,8 +57,8 @@ class LoaderSpec:
             self.loader_options()  # raises for invalid values
 
     def __str__(self) -> str:
-        parts = [f"{name}={str(value).lower()}" for name, value in self.options.items()]
-        return f"{self.engine}:{','.join(parts)}" if parts else self.engine
+        settings = [f"{name}={str(value).lower()}" for name, value in self.options.items()]
+        return f"{self.engine}:{','.join(settings)}" if settings else self.engine
 
     @property
     def workers(self) -> int:
@@ -68,8 +68,8 @@ class LoaderSpec:
     @property
     def options(self) -> dict[str, Any]:
         """Options that are set: of `LoaderOptions`, or for `PLAIN` of PyTorch's DataLoader."""
-        given = {name: getattr(self, name) for name in _TYPES}
-        return {name: value for name, value in given.items() if value is not None}
+        values = {name: getattr(self, name) for name in _TYPES}
+        return {name: value for name, value in values.items() if value is not None}
 
     def loader_options(self) -> LoaderOptions:
         """Return the options for `make_loader`."""
@@ -130,18 +130,18 @@ class StopCondition:
 
 def parse_loader(text: str, batch_size: int) -> LoaderSpec:
     """Parse a loader such as ``thread`` or ``process:num_workers=4,start_method=fork``."""
-    engine, _, rest = text.strip().partition(":")
+    engine, _, settings = text.strip().partition(":")
     if engine not in (*ENGINES, PLAIN):
         raise UsageError(
             f"loader {engine!r} is unknown;", remedy=f"choose from {', '.join((*ENGINES, PLAIN))}"
         )
     names = _PLAIN_OPTIONS if engine == PLAIN else [name for name in _TYPES if name != "batched"]
     options: dict[str, Any] = {}
-    for part in filter(None, map(str.strip, rest.split(","))):
-        name, equals, value = map(str.strip, part.partition("="))
+    for item in filter(None, map(str.strip, settings.split(","))):
+        name, equals, value = map(str.strip, item.partition("="))
         if not equals:
             raise UsageError(
-                f"{part!r} in loader {text!r} must be option=value, such as num_workers=4"
+                f"{item!r} in loader {text!r} must be option=value, such as num_workers=4"
             )
         if name not in names:
             raise UsageError(f"loader {engine} has no option {name!r}; it has {', '.join(names)}")

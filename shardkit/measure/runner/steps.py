@@ -90,7 +90,7 @@ def small_model(classes: int = 10) -> nn.Module:
 
 def _arrive(batch: Any) -> None:
     """Wait until a batch is on the accelerator; a prefetcher may have copied it already."""
-    for part in (batch[0], batch[1]):
-        if isinstance(part, torch.Tensor):
-            part.to(device(), non_blocking=True)
+    for value in (batch[0], batch[1]):
+        if isinstance(value, torch.Tensor):
+            value.to(device(), non_blocking=True)
     torch.cuda.current_stream().synchronize()

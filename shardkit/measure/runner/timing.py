@@ -64,11 +64,11 @@ def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measureme
         nonlocal batch, images
         while batch is not None:
             step(batch)
-            asked = time.perf_counter()
+            requested = time.perf_counter()
             batch = next(batches, None)
             now = time.perf_counter()
             if batch is not None:
-                waits.append(now - asked)
+                waits.append(now - requested)
                 images += count(batch)
             if now >= end and len(waits) >= stop.batches:
                 return

@@ -110,10 +110,10 @@ class TuneReport(SearchResult):
     def describe(self) -> str:
         """Return the report as text: the choice, why, all comparisons, and notes."""
         opened = self.opened
-        part = f" (measured: {opened.images:,})" if opened.images < opened.total else ""
+        coverage = f" (measured: {opened.images:,})" if opened.images < opened.total else ""
         return "\n".join(
             [
-                f"{opened.title}{part}; took {self.seconds:.0f} s",
+                f"{opened.title}{coverage}; took {self.seconds:.0f} s",
                 f"  best      {name_of(self.setting)}{' (the defaults)' * self.is_default}",
                 f"  why       {self._why()}",
                 *self._step(),

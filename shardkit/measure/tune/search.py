@@ -183,7 +183,7 @@ def loop_variants(setting: LoaderSpec, *, has_cuda: bool) -> list[LoaderSpec]:
     if setting.engine in _OTHERS:
         others.append(replace(setting, engine=_OTHERS[setting.engine]))
     if priority_problem() is None:
-        others += [replace(each, priority="low") for each in (setting, *others)]
+        others += [replace(variant, priority="low") for variant in (setting, *others)]
     if has_cuda:
         others.append(replace(setting, pin_memory=False))
     return others
@@ -259,8 +259,8 @@ class _Race:
                 continue
             start = self._clock()
             elapsed = start - self._start
-            each = self._seconds_per_worker.get(setting.engine)
-            needed = seconds + _OVERHEAD + setting.workers * (each or 0.0)
+            per_worker = self._seconds_per_worker.get(setting.engine)
+            needed = seconds + _OVERHEAD + setting.workers * (per_worker or 0.0)
             is_late = elapsed + needed > self._plan.budget
             if is_late and len(self._tried) >= least and self._working:
                 self._out_of_time = True
@@ -272,7 +272,7 @@ class _Race:
             except (MeasurementFailed, UsageError) as error:
                 self._tried[setting] = str(error)
             took = (self._clock() - start) / max(_FEW, setting.workers)
-            self._seconds_per_worker[setting.engine] = min(took, each or took)
+            self._seconds_per_worker[setting.engine] = min(took, per_worker or took)
             attempts += 1
         return attempts > 1
 
@@ -301,7 +301,7 @@ class _Race:
         choice = ranked[0]
         if not self._is_enough(choice):
             near = self._score(choice) / _TIE
-            choice = min((each for each in ranked if self._score(each) >= near), key=cost)
+            choice = min((setting for setting in ranked if self._score(setting) >= near), key=cost)
         ratios = self._ratios(choice)
         least = GAIN if len(ratios) >= LEAST_ROUNDS else _LARGE_GAIN
         if len(ratios) > 1:  # of many settings, the one with the luckiest rounds is the first

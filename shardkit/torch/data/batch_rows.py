@@ -77,12 +77,12 @@ class BatchRows:
         """Return the stored bytes of a field in each row, None where the row lacks it."""
         located = self.located(name)
         values: list[bytes | None] = [None] * len(located)
-        left: Sequence[int] = range(len(located))
+        unread: Sequence[int] = range(len(located))
         if located.survey is not None:  # else an entry is unusual
-            values, left = compiled.read_stored(located, self.context.mark)
-        if left:
+            values, unread = compiled.read_stored(located, self.context.mark)
+        if unread:
             with scratch(located.longest) as buffer:
-                for number in left:
+                for number in unread:
                     self.context.note(self.rows[number])
                     lacks = located.fields[number] == ABSENT
                     values[number] = None if lacks else bytes(located.read(number, buffer).data)

@@ -114,8 +114,8 @@ class CenterCrop(ImageOp):
             numbers[:, 5], numbers[:, 6] = heights, widths
         numbers[:, 3], numbers[:, 2] = _pair(self.size)
         for column, sides in ((0, widths), (1, heights)):  # as `_center`
-            rest = sides - numbers[:, column + 2]
-            numbers[:, column] = np.where(rest < 0, -(-rest // 2), np.rint(rest / 2))
+            margin = sides - numbers[:, column + 2]
+            numbers[:, column] = np.where(margin < 0, -(-margin // 2), np.rint(margin / 2))
         return numbers
 
 

@@ -226,15 +226,15 @@ class ShardDataset(Dataset[Sample]):
                 self.shards.announce(stored, name)
 
     def __repr__(self) -> str:
-        more = f", view={self.view}" if self.view else ""
-        what = f"{len(self)} images, {len(self.classes)} classes"
+        options = f", view={self.view}" if self.view else ""
+        size = f"{len(self)} images, {len(self.classes)} classes"
         if self.layout != PAIR:
-            more += f", fields={self.fields}"
-            more += ", as_dict=True" if self.layout.as_dict else ""
-            what = f"{len(self)} rows"
+            options += f", fields={self.fields}"
+            options += ", as_dict=True" if self.layout.as_dict else ""
+            size = f"{len(self)} rows"
         return (
-            f"{type(self).__name__}({self.shards.location!r}, decode={self.decode!r}{more}): "
-            f"{what}, {self.manifest.format}"
+            f"{type(self).__name__}({self.shards.location!r}, decode={self.decode!r}{options}): "
+            f"{size}, {self.manifest.format}"
         )
 
     @property

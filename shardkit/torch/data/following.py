@@ -36,9 +36,9 @@ def move_arrays(rows: BatchRows, name: str, values: Values, op: ImageOp, leading
             moved.append(value)
             continue
         frame = frame_of(crops[number], located.widths[number], located.heights[number])
-        known = value.float() if value.dtype == torch.bfloat16 else value  # NumPy lacks that type
+        numeric = value.float() if value.dtype == torch.bfloat16 else value  # NumPy lacks it
         try:
-            array = move_array(np.asarray(known), frame, op.filter)
+            array = move_array(np.asarray(numeric), frame, op.filter)
         except ValueError as error:
             raise UsageError(
                 f"{rows.describe(number)}: {name!r} is {error};", remedy="leave it out of follow="
@@ -86,15 +86,15 @@ def move_array(array: Array, frame: Frame, filter_: str = "bilinear") -> Array:
     size = columns.last - columns.first, rows.last - rows.first
     moved = np.zeros((len(array), height, width), array.dtype)
     if all(size):
-        part = moved[:, rows.first : rows.last, columns.first : columns.last]
+        target = moved[:, rows.first : rows.last, columns.first : columns.last]
         if (
             box[2] - box[0] == size[0]
             and box[3] - box[1] == size[1]
             and not any(x % 1 for x in box)
         ):
-            part[:] = array[:, int(box[1]) : int(box[3]), int(box[0]) : int(box[2])]
+            target[:] = array[:, int(box[1]) : int(box[3]), int(box[0]) : int(box[2])]
         else:
-            part[:] = _resampled(array, tuple(map(float, box)), size, filter_)
+            target[:] = _resampled(array, tuple(map(float, box)), size, filter_)
     return np.ascontiguousarray(moved[..., ::-1]) if frame.flip else moved
 
 
@@ -135,7 +135,7 @@ def _covered(frame: Frame, axis: int, side: int, count: int) -> _Covered:
 
 
 def _resampled(array: Array, box: tuple[float, ...], size: tuple[int, int], filter_: str) -> Array:
-    """Return a part of an array scaled to a width and height, in the array's dtype.
+    """Return a box of an array scaled to a width and height, in the array's dtype.
 
     Values outside do not count, as pixels outside of a crop do not.
     """
@@ -143,11 +143,11 @@ def _resampled(array: Array, box: tuple[float, ...], size: tuple[int, int], filt
     first = math.floor(left)
     above = math.floor(top)
     inside = array[:, above : math.ceil(bottom), first : math.ceil(right)]
-    part = left - first, top - above, right - first, bottom - above
+    inner_box = left - first, top - above, right - first, bottom - above
     scaled = np.empty((len(array), *size[::-1]), np.float32)
     for channel, values in enumerate(inside):
         image = Image.fromarray(np.ascontiguousarray(values, np.float32))
-        scaled[channel] = np.asarray(image.resize(size, _FILTERS[filter_], part))
+        scaled[channel] = np.asarray(image.resize(size, _FILTERS[filter_], inner_box))
     if array.dtype.kind == "f":
         return scaled.astype(array.dtype)
     low = 0

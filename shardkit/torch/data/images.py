@@ -294,17 +294,17 @@ def _fill(readers: Sequence[ImageReader]) -> list[Sequence[int]]:
     first = readers[0]
     if not first.pixels.is_rgb:
         return [first.fill_raw()] if len(readers) == 1 else [first.present()] * len(readers)
-    left = [reader.present() for reader in readers]
+    remaining = [reader.present() for reader in readers]
     views = [reader.compiled_view() for reader in readers]
     blocks = [view for view in views if view is not None]
     if blocks:
         mark = first.rows.context.mark
         background = first.decoding.background
-        rest = compiled.fill_views(first.located, blocks, background=background, mark=mark)
+        unfilled = compiled.fill_views(first.located, blocks, background=background, mark=mark)
         filled = [number for number, view in enumerate(views) if view is not None]
-        for number, positions in zip(filled, rest, strict=True):
-            left[number] = positions
-    return left
+        for number, positions in zip(filled, unfilled, strict=True):
+            remaining[number] = positions
+    return remaining
 
 
 def _copied(pixels: TypedPixels, out: TypedPixels | None) -> TypedPixels:

@@ -38,7 +38,7 @@ class _Start(NamedTuple):
     """Where an iteration starts in this process."""
 
     run: Run
-    given: int
+    yielded: int
     """Items of this worker that came before."""
     num_workers: int | None
     """Workers of the state that it resumes; None if any number will do."""
@@ -80,9 +80,9 @@ class IterableShardDataset(OrderedDataset):
         """
         if not isinstance(path, ShardDataset):
             path = self._open(path, **vars(reading))
-        elif given := changed(reading):
+        elif names := changed(reading):
             raise UsageError(
-                f"{', '.join(sorted(given))} cannot be set for an open map-style dataset",
+                f"{', '.join(sorted(names))} cannot be set for an open map-style dataset",
                 remedy="set options when you open it",
             )
         self.dataset = path
@@ -102,7 +102,7 @@ class IterableShardDataset(OrderedDataset):
         self._loaded: Mapping[str, Any] | None = None
         self._started: _Start | None = None
         """The latest iteration in this process; None if `set_epoch` or a state came after it."""
-        self._given = 0
+        self._yielded = 0
         """Items of it that this worker has yielded."""
 
     def __len__(self) -> int:
@@ -132,9 +132,9 @@ class IterableShardDataset(OrderedDataset):
             num_workers,
         )
         read = self._batches if self._batched else self._samples
-        for given, (request, item) in enumerate(read(requests), skip + 1):
+        for yielded, (request, item) in enumerate(read(requests), skip + 1):
             if self._started is start:
-                self._given = given
+                self._yielded = yielded
                 if num_workers == 1:
                     self._resume.advance(run, request.consumed)
             yield item
@@ -143,7 +143,7 @@ class IterableShardDataset(OrderedDataset):
         """Start the next iteration."""
         state = self._seek() or {}
         self._loaded = None
-        self._started = _Start(self._resume.begin(), self._given, state.get("num_workers"))
+        self._started = _Start(self._resume.begin(), self._yielded, state.get("num_workers"))
         return self._started
 
     def _seek(self) -> Mapping[str, Any] | None:
@@ -153,11 +153,11 @@ class IterableShardDataset(OrderedDataset):
         # torchdata loads a state after its user set the epoch, which is the one to read.
         if state is None or epoch not in (None, state["epoch"]):
             self._resume.restart(epoch or 0)
-            self._given = 0
+            self._yielded = 0
             return None
         self._resume.load(state, of_worker=True)
         self._resume.keep_epoch()
-        self._given = state.get("given", 0)
+        self._yielded = state.get("given", 0)
         return state
 
     def completed(self, order: OrderOptions) -> OrderOptions:
@@ -183,8 +183,8 @@ class IterableShardDataset(OrderedDataset):
         """Return the position of the latest iteration in this process, as JSON values.
 
         After `set_epoch` or `load_state_dict` it is the start of the next iteration. In a
-        ``DataLoader`` worker it covers that worker's part; ``torchdata``'s ``StatefulDataLoader``
-        collects it from each worker.
+        ``DataLoader`` worker it covers that worker's samples; ``StatefulDataLoader`` of
+        ``torchdata`` collects it from each worker.
         """
         if self._started is None and (loaded := self._seek()) is not None:
             return dict(loaded)
@@ -194,7 +194,7 @@ class IterableShardDataset(OrderedDataset):
             state |= {
                 "worker": worker.id,
                 "num_workers": worker.num_workers,
-                "given": self._given,
+                "given": self._yielded,
             }
         return state
 

@@ -51,7 +51,7 @@ def portions(dataset: Any, rows: list[int]) -> list[Portion]:
     for number, positions in positions_of.items():
         start = ends[number - 1] if number else 0
         inner = portions(dataset.datasets[number], [rows[n] - start for n in positions])
-        result += [one._replace(positions=[positions[n] for n in one.positions]) for one in inner]
+        result += [p._replace(positions=[positions[n] for n in p.positions]) for p in inner]
     return result
 
 
@@ -94,8 +94,8 @@ def leaves(dataset: Any) -> Iterator[Any]:
     """Yield the datasets that `portions` does not take apart."""
     inner = [dataset.dataset] if type(dataset) is Subset else []
     inner = dataset.datasets if type(dataset) is ConcatDataset else inner
-    for one in inner:
-        yield from leaves(one)
+    for member in inner:
+        yield from leaves(member)
     if not inner:
         yield dataset
 
@@ -145,7 +145,7 @@ def _origins(dataset: Any, bases: dict[Any, int]) -> npt.NDArray[np.int64]:
     if type(dataset) is Subset:
         return _origins(dataset.dataset, bases)[np.asarray(dataset.indices, np.int64)]
     if type(dataset) is ConcatDataset:
-        return np.concatenate([_origins(one, bases) for one in dataset.datasets])
+        return np.concatenate([_origins(member, bases) for member in dataset.datasets])
     if not isinstance(dataset, ShardDataset):
         return bases.setdefault(id(dataset), len(bases) * _ORIGIN_STEP) + np.arange(len(dataset))
     rows = np.arange(len(dataset)) if dataset.selected is None else dataset.selected

@@ -201,12 +201,12 @@ def render_views(
     ]
 
 
-def _around(one: Region, other: Region) -> Region:
+def _around(first: Region, second: Region) -> Region:
     """Return the smallest region that has both."""
-    left = min(one.left, other.left)
-    top = min(one.top, other.top)
-    right = max(one.left + one.width, other.left + other.width)
-    bottom = max(one.top + one.height, other.top + other.height)
+    left = min(first.left, second.left)
+    top = min(first.top, second.top)
+    right = max(first.left + first.width, second.left + second.width)
+    bottom = max(first.top + first.height, second.top + second.height)
     return Region(left, top, right - left, bottom - top)
 
 

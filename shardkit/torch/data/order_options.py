@@ -116,8 +116,7 @@ class OrderOptions(RowOrder):
     @property
     def of_any_rows(self) -> OrderOptions:
         """Options for batches of any rows, in random order, all read by this process."""
-        given = self.sampler
-        sampler = given.of_any_rows if isinstance(given, OrderSampler) else None
+        sampler = self.sampler.of_any_rows if isinstance(self.sampler, OrderSampler) else None
         return replace(
             self,
             sampler=sampler,

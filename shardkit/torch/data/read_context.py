@@ -85,8 +85,8 @@ class NumberedRows(list[int]):
         numbers = self.context.repeats
         try:
             for position, row in enumerate(super().__iter__()):
-                one = numbers[position : position + 1] if numbers else numbers
-                self._set(self.context._replace(repeats=one, earlier=None))
+                repeats = numbers[position : position + 1] if numbers else numbers
+                self._set(self.context._replace(repeats=repeats, earlier=None))
                 yield row
         finally:
             self._set(self.context)

@@ -197,20 +197,20 @@ def fingerprint(dataset: Any) -> str:
     order that depends on labels describes them itself. For a ``Subset`` or ``ConcatDataset`` it is
     derived from its parts. For any other dataset it is only the type and length.
     """
-    parts: list[str]
+    lines: list[str]
     if isinstance(dataset, ShardDataset):
         if dataset.selected is None:
             return converted_digest(dataset.manifest)[:32]
         rows = hashlib.sha256(dataset.selected.tobytes()).hexdigest()
-        parts = ["selection", converted_digest(dataset.manifest), rows]
+        lines = ["selection", converted_digest(dataset.manifest), rows]
     elif isinstance(dataset, Subset):
         indices = np.asarray(dataset.indices, np.int64).tobytes()
-        parts = ["subset", fingerprint(dataset.dataset), hashlib.sha256(indices).hexdigest()]
+        lines = ["subset", fingerprint(dataset.dataset), hashlib.sha256(indices).hexdigest()]
     elif isinstance(dataset, ConcatDataset):
-        parts = ["concat", *map(fingerprint, dataset.datasets)]
+        lines = ["concat", *map(fingerprint, dataset.datasets)]
     else:
         return f"{type(dataset).__name__} of {len(dataset)}"
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
 def is_count(value: object) -> TypeGuard[int]:
@@ -229,7 +229,9 @@ def _require_state(state: object, identity: Mapping[str, Any]) -> None:
         )
     # Values of other types may be arrays, whose comparisons have no truth value.
     wrong = [
-        n for n, own in identity.items() if type(state.get(n)) is not type(own) or state[n] != own
+        name
+        for name, value in identity.items()
+        if type(state.get(name)) is not type(value) or state[name] != value
     ]
     if "version" in wrong:
         raise StateMismatch(

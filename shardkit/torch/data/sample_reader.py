@@ -71,15 +71,15 @@ class FieldTransforms(NamedTuple):
         Raises TransformFailed if one does not return a value for each of its fields.
         """
         for names, function in self.joint.items():
-            what = ", ".join(names)
+            field_names = ", ".join(names)
             results = []
             rows = zip(*(columns[name].values for name in names), strict=True)
             for number, values in enumerate(rows):
-                result = batch.apply(what, function, values, number)
+                result = batch.apply(field_names, function, values, number)
                 if not isinstance(result, (tuple, list)) or len(result) != len(names):
                     raise TransformFailed(
-                        f"the transform of {what} must return a tuple of {len(names)} values, in "
-                        f"this order; it returned {type(result).__name__} for "
+                        f"the transform of {field_names} must return a tuple of {len(names)} "
+                        f"values, in this order; it returned {type(result).__name__} for "
                         f"{batch.describe(number)}"
                     )
                 results.append(result)

@@ -43,8 +43,10 @@ class HelperEngine(ProcessEngine):
 
     def __init__(self, fetch: Fetch, settings: Settings) -> None:
         """Create an engine; the process starts with the first iteration."""
-        one = replace(settings, num_workers=min(1, settings.num_workers), process_prefetch=_CALLS)
-        super().__init__(fetch, one)
+        process_settings = replace(
+            settings, num_workers=min(1, settings.num_workers), process_prefetch=_CALLS
+        )
+        super().__init__(fetch, process_settings)
         self._settings = settings
         self._here = ThreadEngine(fetch, settings)
         self._source = _Calls(self._here)

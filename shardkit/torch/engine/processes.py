@@ -189,10 +189,10 @@ class ProcessEngine(Engine):
         Several small batches go into one block, which takes shared memory from other loaders only
         where there is plenty.
         """
-        each = max(1, -(-settings.process_prefetch // max(1, settings.num_workers)))
+        ahead = max(1, -(-settings.process_prefetch // max(1, settings.num_workers)))
         together = fetch.batches_at_once(settings.batch_size) if settings.num_workers else 1
         if settings.options.prefetch_factor is not None:
-            together = min(together, each // 2)
+            together = min(together, ahead // 2)
         shared = preflight.shared_memory()
         if together > 1 and shared is not None:
             size = preflight.batch_bytes(fetch.dataset, settings.batch_size) or 1
@@ -200,8 +200,8 @@ class ProcessEngine(Engine):
             together = min(together, share // (size * cls.blocks(settings)))
         together = max(1, together)
         if settings.options.prefetch_factor is not None:
-            each = -(-each // together)
-        return together, each
+            ahead = -(-ahead // together)
+        return together, ahead
 
     def close(self) -> None:
         """Stop the worker processes, whatever they are doing."""

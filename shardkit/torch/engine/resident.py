@@ -25,9 +25,9 @@ from shardkit.torch.engine.fetch import Fetch, seeded_for_collate
 from shardkit.torch.engine.options import ENGINE_KINDS, LoaderOptions
 from shardkit.torch.engine.preflight import default_workers
 from shardkit.torch.engine.resident_rows import (
-    Part,
+    Member,
+    members_of,
     on_device,
-    parts_of,
     require_memory,
     require_same_fields,
 )
@@ -91,16 +91,16 @@ class ResidentFetch(Fetch):
             )
         super().__init__(dataset, collate, with_rows=with_rows, views=views)
         self._device = device = _device(self.memory)
-        self._parts: list[Part] = []
-        self._part_of, self._position_of = np.zeros((2, len(dataset)), np.int64)
-        for portion, part, positions in parts_of(dataset, device):
-            self._part_of[portion.positions] = len(self._parts)
+        self._members: list[Member] = []
+        self._member_of, self._position_of = np.zeros((2, len(dataset)), np.int64)
+        for portion, member, positions in members_of(dataset, device):
+            self._member_of[portion.positions] = len(self._members)
             self._position_of[portion.positions] = positions
-            self._parts.append(part)
-        require_same_fields(self._parts)
-        require_memory(sum(part.bytes for part in self._parts), device)
-        for part in self._parts:
-            _fill(part)
+            self._members.append(member)
+        require_same_fields(self._members)
+        require_memory(sum(member.bytes for member in self._members), device)
+        for member in self._members:
+            _fill(member)
 
     def __call__(
         self,
@@ -129,19 +129,19 @@ class ResidentFetch(Fetch):
 
     def _samples(self, request: Request, *, is_default: bool) -> BatchView:
         """Return the samples of a batch; those of several datasets are put in order."""
-        part_of = self._part_of[request.rows]
+        member_of = self._member_of[request.rows]
         positions = self._position_of[request.rows]
-        if len(self._parts) == 1:
-            columns = self._parts[0].read(request, positions, slice(None))
+        if len(self._members) == 1:
+            columns = self._members[0].read(request, positions, slice(None))
         else:
-            order = np.argsort(part_of, kind="stable")
-            groups = np.split(order, np.flatnonzero(np.diff(part_of[order])) + 1)
-            blocks = [self._parts[part_of[g[0]]].read(request, positions[g], g) for g in groups]
+            order = np.argsort(member_of, kind="stable")
+            groups = np.split(order, np.flatnonzero(np.diff(member_of[order])) + 1)
+            blocks = [self._members[member_of[g[0]]].read(request, positions[g], g) for g in groups]
             back = on_device(np.argsort(order), self._device)
             columns = [
-                torch.cat(parts).index_select(0, back) for parts in zip(*blocks, strict=True)
+                torch.cat(column).index_select(0, back) for column in zip(*blocks, strict=True)
             ]
-        return self._parts[0].view(columns, is_default=is_default)
+        return self._members[0].view(columns, is_default=is_default)
 
 
 class CudaFetch(ResidentFetch):
@@ -166,17 +166,17 @@ class CudaFetch(ResidentFetch):
         return replace(options, pin_memory=False), reason
 
 
-def _fill(part: Part) -> None:
-    """Decode the rows of a part, with the threads and the readahead of another loader."""
-    part.allocate()
-    at_once = min(len(part.whole), _FILL_BYTES // max(1, part.row_bytes) + 1)
-    schedule = OrderOptions(rank=Rank(rank=0, world_size=1)).schedule(part.whole, at_once)
-    schedule.lookahead = part.whole.shards.files.lookahead
+def _fill(member: Member) -> None:
+    """Decode the rows of a member dataset, with the threads and the readahead of another loader."""
+    member.allocate()
+    at_once = min(len(member.whole), _FILL_BYTES // max(1, member.row_bytes) + 1)
+    schedule = OrderOptions(rank=Rank(rank=0, world_size=1)).schedule(member.whole, at_once)
+    schedule.lookahead = member.whole.shards.files.lookahead
     settings = LoaderOptions().resolved(default_workers(), pinned=False)
-    engine = ThreadEngine(Fetch(part.whole, collate, with_rows=False), settings)
+    engine = ThreadEngine(Fetch(member.whole, collate, with_rows=False), settings)
     start = 0
     for request, batch in engine.run(schedule.requests(0)):
-        part.put(start, batch)
+        member.put(start, batch)
         start += len(request.rows)
 
 

@@ -31,22 +31,22 @@ def resident_bytes(dataset: Any) -> int:
     """
     if not len(dataset):
         return 0
-    parts = [part for _, part, _ in parts_of(dataset, torch.device("cpu"))]
-    require_same_fields(parts)
-    return sum(part.bytes for part in parts)
+    members = [member for _, member, _ in members_of(dataset, torch.device("cpu"))]
+    require_same_fields(members)
+    return sum(member.bytes for member in members)
 
 
-def parts_of(
+def members_of(
     dataset: Any, device: torch.device
-) -> Iterator[tuple[nested.Portion, Part, Positions]]:
+) -> Iterator[tuple[nested.Portion, Member, Positions]]:
     """Yield each inner dataset with rows of a dataset, and their positions in memory."""
     for portion in nested.portions(dataset, list(range(len(dataset)))):
         if portion.rows:
             rows, positions = np.unique(portion.rows, return_inverse=True)
-            yield portion, Part(portion.dataset, rows, device), positions
+            yield portion, Member(portion.dataset, rows, device), positions
 
 
-class Part:
+class Member:
     """The rows of one dataset that are in memory."""
 
     def __init__(self, dataset: Any, rows: Positions, device: torch.device) -> None:
@@ -356,14 +356,17 @@ def _sample_sizes(dataset: ShardDataset, name: str) -> list[tuple[int, int]]:
     return sorted({decode.crop(width, height, Draws(0, 0)).size for height, width in stored})
 
 
-def require_same_fields(parts: list[Part]) -> None:
+def require_same_fields(members: list[Member]) -> None:
     """Refuse datasets whose samples differ in fields, types or shapes."""
-    for part in parts[1:]:
-        types = [{name: field.type for name, field in p.fields.items()} for p in (parts[0], part)]
-        if types[0] != types[1] or parts[0].dataset.layout != part.dataset.layout:
+    for member in members[1:]:
+        types = [
+            {name: field.type for name, field in p.fields.items()} for p in (members[0], member)
+        ]
+        if types[0] != types[1] or members[0].dataset.layout != member.dataset.layout:
             raise UsageError(
                 "resident= needs samples with the same type and shape, but those of "
-                f"{parts[0].dataset.path} and {part.dataset.path} differ: {types[0]} and {types[1]}"
+                f"{members[0].dataset.path} and {member.dataset.path} differ: {types[0]} and "
+                f"{types[1]}"
             )
 
 

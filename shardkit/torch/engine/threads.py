@@ -145,9 +145,9 @@ class ThreadEngine(Engine):
         first = jobs[0]
         end = time.monotonic() + (self._timeout or math.inf)
         while not first.arrived:
-            left = max(0.0, end - time.monotonic())
+            remaining = max(0.0, end - time.monotonic())
             try:
-                job = finished.get(timeout=None if left == math.inf else left)
+                job = finished.get(timeout=None if remaining == math.inf else remaining)
             except queue.Empty:
                 raise LoaderFailed(self._late(first.requests[0])) from None
             job.arrived = True

@@ -89,10 +89,10 @@ def test_no_more_is_unpacked_than_an_index_states(suffix: str, tmp_path: Path) -
     path.write_bytes(packed(suffix, bytes(3000)))
     for stated, fits in ((2999, False), (3000, True), (3001, True)):
         if fits:
-            with OpenedFile(str(path), stated=stated) as view:
+            with OpenedFile(str(path), unpacked_size=stated) as view:
                 assert view.size == 3000
         else:
-            with refused(BadImage, "2,999"), OpenedFile(str(path), stated=stated):
+            with refused(BadImage, "2,999"), OpenedFile(str(path), unpacked_size=stated):
                 pass
 
 

@@ -327,7 +327,7 @@ def files_for(producer: str) -> dict[str, bytes]:
 
 def found_in(path: Path) -> list[tuple[str, bytes]]:
     with OpenedFile(str(path), ahead=1 << 14) as view:
-        return [(member.name, content(view, member)) for member in members(view) if not member.what]
+        return [(member.name, content(view, member)) for member in members(view) if not member.kind]
 
 
 def by_webdataset(path: Path) -> dict[str, bytes]:
