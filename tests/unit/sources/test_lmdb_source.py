@@ -155,7 +155,7 @@ def test_values_that_are_not_images_need_a_function(tmp_path: Path) -> None:
     found = scan(write_lmdb(tmp_path / "x", values))
     with pytest.raises(BadImages) as caught:
         convert(found.source, tmp_path / "made", to="lmdb")
-    remedy = "unpack values with a function: layout='MODULE:FUNCTION'"
+    remedy = "unpack values with a function: the option layout=MODULE:FUNCTION"
     assert {problem.path: problem.reason for problem in caught.value.problems} == {
         "b": f"its value is pickled: {remedy}",
         "c": f"its value is not an encoded image: {remedy}",

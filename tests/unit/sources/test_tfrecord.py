@@ -105,7 +105,7 @@ def test_the_usual_features_are_found_and_labels_shifted(tmp_path: Path) -> None
     again = get_source("tfrecord").find(path, {"": named.source.describe("")})
     assert labels(again.scan(named.classes)) == ["one", "two", "three"]
     (problem,) = scan(path, label_offset=-2).problems[""]
-    assert "label 1 becomes negative with label_offset=-2" in problem.reason
+    assert "label 1 becomes negative with the option label_offset=-2" in problem.reason
 
 
 def test_missing_features_are_named(tmp_path: Path) -> None:

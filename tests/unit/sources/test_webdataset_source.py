@@ -85,7 +85,9 @@ def test_each_grouping_divides_names_by_its_rule(tmp_path: Path) -> None:
         "v1.0/img.002.PNG",
     ]
     (reason,) = problems(scan(path, label="none")).values()
-    assert reason.startswith("its sample has 2 images (001.png, 002.png): choose one with image=")
+    assert reason.startswith(
+        "its sample has 2 images (001.png, 002.png): choose one with the option image"
+    )
     chosen = scan(path, grouping="huggingface", image="002.PNG", label="001.cls")
     assert rows(chosen) == [("v1.0/img.002.PNG", B, "1")]
     with refused(UsageError):
@@ -155,7 +157,8 @@ def test_everything_that_is_left_out_is_named(tmp_path: Path) -> None:
         "x.tar:a.png (again)": "the archive has two members with this name",
         "x.tar:b": "its sample has no member cls",
         "x.tar:c": "its sample has no image; it has txt",
-        "x.tar:d": "its label at cls is a list, \"['0']\"; for several labels, use labels=",
+        "x.tar:d": "its label at cls is a list, \"['0']\"; for several labels, use the option "
+        "labels",
     }
     ignored = {problem.path: problem.reason for problem in found.ignored[""]}
     assert ignored == {
