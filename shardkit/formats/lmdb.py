@@ -58,16 +58,17 @@ class LmdbWriter:
                 **FORMAT_OPTIONS,
             )
         self._map_size = FIRST_MAP_SIZE
-        self._meta = dump_json(spec.meta)
         self._spec = spec
         self._rows = 0
         self._pending: list[Record] = []
+        self._plain = set[str]()
         self._pending_bytes = 0
 
     def write(self, record: Record) -> None:
         """Append ``record`` as the next row."""
-        for name in record.fields:
-            header_of(record, name, self._spec)  # for its check
+        for name in record.fields.keys() - self._plain:
+            if not header_of(record, name, self._spec):  # it checks the others
+                self._plain.add(name)
         self._pending.append(record)
         self._pending_bytes += sum(map(len, record.fields.values()))
         if len(self._pending) == _BATCH_ROWS or self._pending_bytes >= _BATCH_BYTES:
@@ -75,7 +76,7 @@ class LmdbWriter:
 
     def close(self) -> None:
         """Commit the rest and complete the file."""
-        self._commit([*self._items(), (META.encode(), self._meta)])
+        self._commit([*self._items(), (META.encode(), dump_json(self._spec.meta))])
         self._environment.close()
 
     def abort(self) -> None:
