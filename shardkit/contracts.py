@@ -207,8 +207,7 @@ def _packed(paths: Sequence[str], keys: Sequence[str], *columns: Any) -> tuple[b
     """Return texts and numbers of entries, given the columns of `Entry`."""
     *numbers, values = columns
     packed = np.zeros(len(paths), NUMBERS)
-    rows = zip(paths, keys, values, strict=True)
-    text, ends = join_strings([*itertools.chain.from_iterable(rows)])
+    text, ends = join_strings([*itertools.chain(*zip(paths, keys, values, strict=True))])
     lengths = np.diff(ends, prepend=0).reshape(-1, 3).T
     names = ("path", "key", "values", "label", "bytes", "stamp", "place")
     for name, column in zip(names, (*lengths, *numbers), strict=True):

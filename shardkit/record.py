@@ -192,7 +192,7 @@ def dump_json(value: object) -> bytes:
 
 def path_meta(path: str) -> bytes:
     """Return metadata that state only a path, as `dump_json` does in a fifth of the time."""
-    return b'{"path":%b}' % dump_json(path)
+    return b'{"path":%b}' % json.encoder.encode_basestring_ascii(path).encode()
 
 
 def load_json(content: bytes) -> dict[str, Any]:

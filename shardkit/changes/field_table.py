@@ -9,6 +9,7 @@ import mmap
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -243,7 +244,7 @@ class TableValues(FieldValues):
                 if ANY_TEXT in kinds:
                     break
                 kinds |= kinds_in(text, self._text)
-        return [*map(_ENCODER.encode, texts)]
+        return [*map(json.encoder.encode_basestring_ascii, texts)]
 
     def _cells_of(self, kept: Kept, batch: Sequence[tuple[int, Any]]) -> list[str]:
         """Return the JSON of the values in a column."""
@@ -417,13 +418,9 @@ _SALT = "\0"
 
 
 def _batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    batch: list[Any] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == _AT_ONCE:
-            yield batch
-            batch = []
-    yield batch
+    rest = iter(rows)
+    while batch := [*islice(rest, _AT_ONCE)]:
+        yield batch
 
 
 def _list(names: Iterable[str]) -> str:

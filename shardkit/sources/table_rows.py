@@ -119,7 +119,7 @@ def _text_rows(path: str, given: Dialect) -> Iterator[Row]:
     try:
         for line, row in rows:
             if len(row) == len(header):
-                yield line, dict(zip(header, row, strict=True))
+                yield line, dict(zip(header, row))  # noqa: B905 - strict takes 40% more time
             else:
                 yield line, f"it has {len(row)} values, but the header has {len(header)}"
     except csv.Error as error:
