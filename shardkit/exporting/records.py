@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +17,7 @@ from shardkit.dataset.index_builder import IndexedRecord, open_records
 from shardkit.dataset.records import record_of
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage, CorruptShard, UsageError, setting
+from shardkit.exporting.names import file_name
 from shardkit.kinds.field import Field
 from shardkit.record import (
     IMAGE,
@@ -29,27 +29,13 @@ from shardkit.record import (
     image_name,
     is_planes,
     is_raw,
-    unquote_key,
 )
 from shardkit.registry import DEFAULT_SOURCE, get_format
-from shardkit.system.files import split_text_path
 from shardkit.system.pool import Progress, Report
 from shardkit.system.text import as_command, quoted
 
 _READ_ROWS = 64
 """Records held in memory at a time."""
-
-_LONGEST = 255
-"""Maximum bytes of a component of a path."""
-
-_SUFFIXES = {
-    "jpg": ("jpg", "jpeg", "jpe", "jfif"),
-    "tiff": ("tif", "tiff"),
-    "ppm": ("ppm", "pgm", "pbm", "pnm"),
-}
-"""Suffixes of files by kind of image; of the others, the kind itself."""
-
-_KNOWN = {suffix for kind in IMAGE_FIELDS for suffix in _SUFFIXES.get(kind, (kind,))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,25 +164,8 @@ class Exporting:
         return kept and manifest.source.get("kind") == DEFAULT_SOURCE
 
     def file_name(self, record: Record, stored: str) -> str:
-        """Return the file name of a field's bytes: the source path, with the suffix of its content.
-
-        ``stored`` is the stored name of the field.
-        """
-        path = record.meta["path"]
-        kind = stored.rpartition(".")[2]
-        # Several records of a dataset may have one number of a Python sample.
-        if path.isdigit() and _can_name_file(f"{record.key}.{kind}"):
-            path = record.key
-        if self._keeps_names and stored in IMAGE_FIELDS:
-            return str(path)
-        before, dot, suffix = path.rpartition(".")
-        if dot and "/" not in suffix and before.rpartition("/")[2]:
-            if suffix.lower() in _SUFFIXES.get(kind, (kind,)):
-                return str(path)
-            # A key keeps the suffix if it tells the record from another one.
-            if suffix.lower() in _KNOWN and not unquote_key(record.key).endswith(f".{suffix}"):
-                path = before
-        return f"{path}.{kind}"
+        """Return the name of the file with a field's bytes; ``stored`` is the field's."""
+        return file_name(record, stored, is_kept=self._keeps_names and stored in IMAGE_FIELDS)
 
     def class_name(self, record: Record) -> str | None:
         """Return the class of a record, or None."""
@@ -212,15 +181,6 @@ class Exporting:
         field = self.shards.schema[name]
         value = field.type.in_record(record, record.meta, name)
         return None if value is None else field.type.as_json(field, value)
-
-
-def _can_name_file(key: str) -> bool:
-    """Return whether a file can have the name of a key; one that is hidden would not be read."""
-    try:
-        names = split_text_path(key)
-    except ValueError:
-        return False
-    return not any(name.startswith(".") or len(os.fsencode(name)) > _LONGEST for name in names)
 
 
 def _is_indexed(indexed: IndexedRecord, segment: IndexSegment, row: int) -> bool:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.record import NO_LABEL
+from shardkit.codecs.suffixes import KIND_OF_SUFFIX
+from shardkit.record import NO_LABEL, PLANES
 from shardkit.reporting.collection import Collection
 from shardkit.reporting.copies import Copies, RowPairs, connected
 from shardkit.reporting.identical import (
@@ -292,19 +293,15 @@ def _wrong_suffixes(images: Collection) -> Iterator[tuple[str, Rows, list[str]]]
             continue  # the conversion may have changed the kind
         for own_row, path in enumerate(member.shards.paths):
             row = member.start + own_row
-            named = _NAMED.get(path.rpartition(".")[2].lower())
-            if named and images.present[row] and images.kind(row) != named:
+            named = KIND_OF_SUFFIX.get(path.rpartition(".")[2].lower())
+            if named not in _UNNAMED and images.present[row] and images.kind(row) != named:
                 rows.append(row)
                 notes.append(f"its content is {images.kind(row)}")
     yield "wrong-suffix", np.array(rows, np.int64), notes
 
 
-_NAMED = {
-    **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "jpg"),
-    **dict.fromkeys(("tif", "tiff"), "tiff"),
-    **dict.fromkeys(("ppm", "pgm", "pbm"), "ppm"),
-    **{name: name for name in ("png", "webp", "gif", "bmp")},
-}
+_UNNAMED = (None, "raw", PLANES)
+"""Kinds of images that files with such suffixes need not have: ``.raw`` is also that of cameras."""
 
 
 def _outliers(images: Collection) -> Iterator[tuple[str, Rows, list[str]]]:

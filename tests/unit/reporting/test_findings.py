@@ -82,6 +82,19 @@ def test_findings_have_distances_and_notes(made: DatasetReport) -> None:
     assert groups["wrong-suffix"][0].note == "its content is png"
 
 
+def test_a_suffix_of_another_kind_is_a_finding(tmp_path: Path) -> None:
+    files = {
+        "cat/a.pnm": png(seed=1),
+        "cat/b.PNM": encoded(scene(2), "PPM"),
+        "cat/c.tif": encoded(scene(3), "TIFF"),
+        "cat/d.raw": png(seed=4),  # also the suffix of cameras
+    }
+    made = report(make_dataset(make_tree(tmp_path / "photos", files), tmp_path / "made"))
+    findings = {finding["kind"]: finding for finding in made.as_dict()["findings"]}
+
+    assert keys(findings["wrong-suffix"]) == {"cat/a"}
+
+
 TURNED = {
     Image.Transpose.FLIP_LEFT_RIGHT: "mirrored",
     Image.Transpose.FLIP_TOP_BOTTOM: "mirrored",
