@@ -38,16 +38,11 @@ def entry_points(group: str) -> dict[str, str]:
 @cache
 def _entry_points(group: str, path: tuple[str, ...]) -> dict[str, str]:
     folders, is_complete = _folders(path)
-    if is_complete and not any(group.encode() in _entry_points_in(folder) for folder in folders):
+    files = (Path(folder, "entry_points.txt") for folder in folders)
+    texts = (file.read_bytes() for file in files if os.access(file, os.R_OK))
+    if is_complete and not any(group.encode() in text for text in texts):
         return {}
     return {each.name: each.value for each in load("importlib.metadata:entry_points")(group=group)}
-
-
-def _entry_points_in(folder: str) -> bytes:
-    try:
-        return Path(folder, "entry_points.txt").read_bytes()
-    except OSError:
-        return b""
 
 
 @cache

@@ -180,9 +180,7 @@ class Team:
     ) -> list[_Result]:
         """Apply ``function`` to the first task here, and to each other one in a helper.
 
-        Args:
-            function: A function of a module, so that a helper can find it.
-            tasks: The tasks, at most as many as processes are `ready`, each picklable.
+        There are at most as many tasks as processes are `ready`; else, as in `map_in_order`.
         """
         return [*map(function, tasks)]
 
