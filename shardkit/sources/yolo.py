@@ -22,6 +22,7 @@ from shardkit.record import Record
 from shardkit.sources.annotated import UPRIGHT, AnnotatedOptions, AnnotatedSource, header_of
 from shardkit.sources.driver import Listing
 from shardkit.sources.folders import LocalFolder, is_split_name
+from shardkit.sources.inputs import refusing
 from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.named_files import NamedListing, Names, is_below, names_in
 from shardkit.sources.recognize import Overview
@@ -92,6 +93,9 @@ class Yolo(AnnotatedSource):
             raise UsageError(f"{path} does not exist")
         self.description = _NOTHING
         self._file = self.path if os.path.isfile(self.path) else _description_in(self.root)
+        if self._file not in (None, self.path):
+            with refusing(self._file):
+                self.names().status(self._file.name)
         self._lists: list[str] = []
         """Files that were read to find images and the names of classes."""
         if self._file is not None:
@@ -299,7 +303,7 @@ class Yolo(AnnotatedSource):
         names = self.names()
         names.find(inside)
         self._lists.append(os.path.join(self.root, as_name(inside)))
-        lines = names_in(Path(self.root, as_name(inside)))
+        lines = names_in(Path(self.root, as_name(inside)).resolve())
         return [_listed_image(self.root, folder, line) for line in lines]
 
     def _without(self, split: str, entry: str) -> list[str]:
@@ -394,9 +398,14 @@ def _description_in(root: str) -> Path | None:
     files = sorted(Path(root).glob("*.*a*"), key=lambda path: (path.stem != "data", path.name))
     for path in files:
         is_named = path.suffix in (*_YAML, _DARKNET) and path.is_file()
-        if is_named and _looks_like_description(read_small(path)):
+        if is_named and _looks_like_description(_read(path)):
             return path
     return None
+
+
+def _read(path: Path) -> bytes:
+    """Return a description, which may be a link, as in a cache of the Hugging Face Hub."""
+    return read_small(path.resolve())
 
 
 def _looks_like_description(content: bytes) -> bool:
@@ -438,7 +447,7 @@ def _read_description(path: Path) -> _Description:
 
 def _values_in(path: Path) -> Any:
     """Return the content of a description."""
-    content = read_small(path)
+    content = _read(path)
     if path.suffix == _DARKNET:
         lines = (line.partition("=") for line in content.decode().splitlines())
         return {name.strip(): value.strip() for name, sign, value in lines if sign}

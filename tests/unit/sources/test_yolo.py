@@ -320,6 +320,20 @@ def test_classes_may_be_given(tmp_path: Path) -> None:
     refuses(2, "convert", "yolo", tmp_path / "none", tmp_path / "x", "--to", "lmdb")
 
 
+def test_a_cache_of_the_hub_is_read_if_its_links_are_trusted(tmp_path: Path) -> None:
+    blobs = {"1": description(train="list.txt"), "2": b"images/a.jpg\n", "3": JPEG, "4": ROW}
+    make_tree(tmp_path / "blobs", blobs)
+    root = tmp_path / "snapshots"
+    for blob, name in enumerate(("data.yaml", "list.txt", "images/a.jpg", "labels/a.txt"), 1):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(tmp_path / "blobs" / str(blob))
+    scanned = scan(root, follow_links=True)
+    assert boxes(scanned, "train") == [[BOX]]
+    assert scanned.schema["boxes"].classes == ("cat", "dog")
+    with refused(UsageError, root / "data.yaml", "follow_links=True"):
+        scan(root)
+
+
 def test_a_folder_is_no_description(tmp_path: Path) -> None:
     root = make_tree(tmp_path / "pets.data", {"images/a.jpg": JPEG, "labels/a.txt": ROW})
     (root / "voc.data").mkdir()
