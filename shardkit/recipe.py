@@ -43,7 +43,7 @@ TOO_SMALL = f"{setting('enlarge', True)} or {setting('resize_mode', 'pad')}"
 ENCODED_AS = {"jpeg": "jpg", "png": "png", "webp": "webp", "raw": "raw", "planes": PLANES}
 """The image field of each encoding; ``keep`` keeps that of the file."""
 _TYPED_ENCODINGS = {"gray": ("keep", "png", "jpeg", "raw"), "keep": ("keep", "png", "raw")}
-"""Encodings of typed images: those that hold all of their types, or one that is checked later."""
+"""Encodings of typed images: each holds all of their types, or every image is checked."""
 _KEPT = ("jpg", "png", "webp")
 """Encodings that ``keep`` keeps if pixels change; others become PNG."""
 

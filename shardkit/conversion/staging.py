@@ -67,8 +67,8 @@ _SCRATCH = f"{WORK_NAME}/scratch"
 """The folder for temporary files."""
 
 RETIRED = f"{STATE}/retired.json"
-"""The list of an old dataset's files, while they are removed one by one: name, inode, size and time
-of modification. Only what still has all four is removed: anybody may have written the names."""
+"""The list of an old dataset's files, while they are removed one by one: name, inode, size and
+modification time. Only files with all of these are removed: anybody may have written the list."""
 
 
 class StagingDirectory:
@@ -202,7 +202,7 @@ class StagingDirectory:
         write_atomically(self.state / "bad.json", dump_json({"files": sorted(bad)}))
 
     def prune(self, wanted: Collection[Path]) -> None:
-        """Remove all files of the new dataset but those in ``wanted``."""
+        """Remove all files of the new dataset that are not in ``wanted``."""
         for name in self._files(DATASET):
             if self.target / name not in wanted:
                 remove(self.target, name)
@@ -369,7 +369,7 @@ def open_staging(target: Path, *, force: bool) -> Iterator[StagingDirectory]:
 
 
 def finish_interrupted(target: Path) -> None:
-    """Complete the publication of an earlier run, and remove what a killed one left."""
+    """Complete the publication of an earlier run, and remove the leftovers of a killed one."""
     clear_trash(target)
     if StagingDirectory(target).is_ready:
         with open_staging(target, force=True) as staging:
@@ -441,7 +441,7 @@ def old_files(target: Path, name: str, *, pinned: bool = False) -> list[str]:
 
 
 def _identity(target: Path, name: str) -> list[int]:
-    """Return inode, size and time of modification of a file; nothing if it is not there."""
+    """Return a file's inode, size and modification time; an empty list if it does not exist."""
     try:
         status = status_of(target, name)
     except (FileNotFoundError, NotADirectoryError):

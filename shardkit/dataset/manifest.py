@@ -139,7 +139,7 @@ class FieldEntry:
     dtype: str | None
     shape: tuple[int, ...] | None
     classes: tuple[str, ...] | None
-    """Class names; None without, and for the primary label, which has those of the manifest."""
+    """Class names; None without, and for the primary label, whose names `Manifest` has."""
     rows: int
     """Number of rows that have the field."""
 
@@ -166,7 +166,7 @@ class PartEntry:
     """One part of a dataset, as the manifest states it."""
 
     shards: int
-    """Number of shards; those of the parts follow one another."""
+    """Number of shards, which follow those of the part before."""
     first: int
     """The number that the metadata of its first shard state."""
     classes: int | None
@@ -205,8 +205,8 @@ class Layer:
     digest: str
     """Digest of its manifest; "" if it has no files."""
     files: tuple[FileEntry, ...]
-    """All its files, the manifest and the shards too; none if it removes fields, or if a later
-    layer has replaced all of its own."""
+    """All its files, including manifest and shards; none if it removes fields, or if later layers
+    replaced all of its fields."""
     request: str
     """Digest of all that determines its values; "" if it removes fields."""
 
@@ -361,7 +361,7 @@ class Manifest:
 
     @property
     def index_files(self) -> tuple[FileEntry, ...]:
-        """All files but shards and the manifest itself; also those of the layers."""
+        """All files except shards and the manifest itself, including those of the layers."""
         return (*self.files, *(entry for layer in self.layers for entry in layer.index_files))
 
     @property
@@ -392,7 +392,7 @@ class Manifest:
 
     @property
     def is_loose(self) -> bool:
-        """Whether each row is a file in the folder of the shards; those are groups of rows."""
+        """Whether each row is a file of its own, so that a shard is only a group of rows."""
         return False
 
     def require_own_shards(self, message: str) -> None:

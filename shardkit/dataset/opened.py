@@ -138,12 +138,12 @@ class OpenedDataset:
 
     @property
     def belongs(self) -> bool:
-        """Whether the directory of splits, if there is one, states this manifest."""
+        """Whether the manifest has the digest that the directory of splits lists, if any."""
         return self._digest in (None, self.manifest.digest)
 
     @property
     def is_store(self) -> bool:
-        """Whether all its fields are in shards of its own."""
+        """Whether its own shards have all of its fields, so that it has no layers."""
         return not self.manifest.layers
 
     @cached_property
@@ -180,7 +180,7 @@ class OpenedDataset:
 
     @property
     def files(self) -> list[FileEntry]:
-        """All files of all stores, by their names in `top`, without the manifest there."""
+        """The files of all stores except the manifest in `top`, with their names below `top`."""
         entries = list(self.manifest.entries)
         if self.split:
             path = self.path / MANIFEST_NAME
@@ -369,13 +369,13 @@ class OpenedDirectory:
 
     @property
     def stores(self) -> list[OpenedDataset]:
-        """The stores of all splits: those of the conversion first."""
+        """The stores of all splits: first the conversions, then the layers."""
         stores = chain.from_iterable(split.stores for split in self.splits.values())
         return sorted(stores, key=lambda store: store.layer is not None)
 
     @property
     def files(self) -> list[FileEntry]:
-        """The files of all splits, by their names in ``path``, without the manifest there."""
+        """The files of all splits except the manifest in ``path``, with names below ``path``."""
         return [entry for split in self.splits.values() for entry in split.files]
 
     @property

@@ -47,7 +47,7 @@ from shardkit.system.text import name_list, quoted
 _ABSENT_CODE = STORED_KINDS.index(ABSENT)
 
 _RELABELED = "shardkit.changes.layered:RelabeledRows"
-"""Entries of images with the labels of other entries, or without labels if there are none."""
+"""Entries of images whose labels are in another layer, or were removed."""
 
 _MAPPED = 64 << 30
 """Maximum bytes of a dataset to map: each process then needs up to 128 MiB of page tables."""
@@ -183,7 +183,7 @@ class ShardSet:
         return column
 
     def _require(self, name: str, *, apart: bool) -> Field:
-        """Return a field, which must exist, and have either bytes of its own or a column."""
+        """Return a field; UsageError unless it exists and is stored apart, or is in a column."""
         field = require_field(self.schema, name, self.location)
         if field.type.stored_apart != apart:
             reason = "no bytes of its own" if apart else "no column: its values are in the records"

@@ -48,7 +48,7 @@ _MOST_AXES = 16
 
 
 class Need(enum.Enum):
-    """Whether a field states something, such as its dtype."""
+    """Whether a field has an attribute, such as its dtype."""
 
     NEVER = 0
     OPTIONAL = 1
@@ -161,7 +161,7 @@ class Kind:
         return 1
 
     def has_labels(self, field: Field) -> bool:
-        """Return whether a column has a label for each `width` values, in a file of its own."""
+        """Return whether a column has a separate file with a label for each `width` values."""
         return False
 
     def pack_column(self, field: Field, value: Any) -> Packed:
@@ -186,7 +186,7 @@ class Kind:
         return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
     def counted(self, values: Sequence[Any]) -> tuple[list[float], str] | None:
-        """Return a count for each value of `unpack`, and the noun for what is counted; or None."""
+        """Return a number for each value, such as its count of boxes, and a noun; or None."""
         return None
 
     def feature(self, field: Field) -> dict[str, Any]:
