@@ -93,7 +93,7 @@ class OpenedDataset:
         self.access = access
         self._digest = digest
         self._stamp = _stamp(self._directory)
-        self._stated: Manifest | None = None
+        self._known_manifest: Manifest | None = None
         """The manifest in the directory, if `manifest` is the base of it."""
         self.layer: Layer | None = None
         """The layer, if this is the store of a layer; None for the store of the conversion."""
@@ -153,7 +153,7 @@ class OpenedDataset:
             return self
         base = OpenedDataset(self._directory, self.split, root=self.root, access=self.access)
         base.manifest = self.manifest.base
-        base._stated = self.manifest
+        base._known_manifest = self.manifest
         return base
 
     @cached_property
@@ -279,7 +279,7 @@ class OpenedDataset:
 
     def require_digest(self, digest: str) -> None:
         """Raise CorruptDataset if the manifest has another digest: the dataset was replaced."""
-        if (self._stated or self.manifest).digest != digest:
+        if (self._known_manifest or self.manifest).digest != digest:
             raise CorruptDataset(
                 f"{self.path} was rewritten since it was opened;", remedy="open it again"
             )

@@ -197,10 +197,10 @@ class _Sample(Cells):
         return self._spans[name][0]
 
 
-def checked(kind: type[_Json], value: object, what: str) -> _Json:
+def checked(kind: type[_Json], value: object, location: str) -> _Json:
     """Return a value of an index; ValueError if it is of another kind, or a negative number."""
     if type(value) is not kind or (isinstance(value, int) and value < 0):
-        raise ValueError(f"{what} is {quoted(value)}")
+        raise ValueError(f"{location} is {quoted(value)}")
     return value
 
 

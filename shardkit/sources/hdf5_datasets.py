@@ -29,14 +29,14 @@ def columns_of(
     path: str, datasets: Mapping[str, tuple[Sequence[int], str]], split: str = ""
 ) -> list[Column]:
     """Return the datasets of a file as columns, without those of other splits."""
-    found = [_column(path, name, *dataset) for name, dataset in datasets.items()]
-    counts = {column.rows for column in found if column.holds == "image"}
-    for number, column in enumerate(found):
+    columns = [_column(path, name, *dataset) for name, dataset in datasets.items()]
+    counts = {column.rows for column in columns if column.holds == "image"}
+    for number, column in enumerate(columns):
         shape, _ = datasets[column.name]
         if len(shape) == 2 and shape[0] == 1 not in counts and shape[1] in counts:  # of MATLAB
             holds = "float" if "float" in column.type else "integer"
-            found[number] = column._replace(holds=holds, rows=shape[1])
-    return [column for column in found if not split or split_in(column.name) in ("", split)]
+            columns[number] = column._replace(holds=holds, rows=shape[1])
+    return [column for column in columns if not split or split_in(column.name) in ("", split)]
 
 
 def _column(path: str, name: str, shape: Sequence[int], kind: str) -> Column:

@@ -68,13 +68,13 @@ class Hdf5Rows(ColumnSource, AttachableSource):
             self._label_file, label = _in_sibling(options.label, inputs, datasets)
             if options.image is None:
                 require_no_image_each(path, columns)
-            given = replace(
+            arranged = replace(
                 options,
                 image=_plain(options.image),
                 label=NONE if self._label_file else label,
                 keep=_plain(options.keep),
             )
-            super().__init__(pattern, given, row_files(inputs, SUFFIXES), columns)
+            super().__init__(pattern, arranged, row_files(inputs, SUFFIXES), columns)
             shape, kind = datasets[self.image.name]
             self._shape = tuple(shape[1:])
             """Sides of arrays; none for encoded images."""
@@ -239,17 +239,17 @@ def _refuse_sibling(inputs: InputFiles) -> None:
     with suppress(OSError):
         names = [name for name in os.listdir(path.parent) if name.endswith(SUFFIXES)]
     stems = {stem(name, SUFFIXES): name for name in sorted(names)}
-    found = usual_label(stems.keys() - {path.stem}, path.stem)
-    if found:
+    label_stem = usual_label(stems.keys() - {path.stem}, path.stem)
+    if label_stem:
         name = "DATASET"
         with suppress(BadImage):
-            datasets = [*datasets_of(str(path.parent / stems[found]))]
+            datasets = [*datasets_of(str(path.parent / stems[label_stem]))]
             name = datasets[0] if len(datasets) == 1 else name
         raise UsageError(
-            f"{path} has no labels, but {stems[found]} next to it may contain them",
+            f"{path} has no labels, but {stems[label_stem]} next to it may contain them",
             remedy="convert each file separately, and "
             * (len(inputs.paths) > 1)
-            + f"pass {setting('label', f'{stems[found]}:{name}')}, or "
+            + f"pass {setting('label', f'{stems[label_stem]}:{name}')}, or "
             f"{setting('label', NONE)} to convert without labels",
         )
 

@@ -268,7 +268,7 @@ class Yolo(AnnotatedSource):
 
     def _note_folder(self) -> None:
         """Note that the description names another folder."""
-        folder = self._stated("")
+        folder = self._local_path("")
         is_here = os.path.isdir(folder) and is_below(folder, os.path.realpath(self.root))
         if self.description.folder and not is_here:
             self._odd.append(
@@ -276,7 +276,7 @@ class Yolo(AnnotatedSource):
                 f"{self.root}"
             )
 
-    def _stated(self, entry: str) -> str:
+    def _local_path(self, entry: str) -> str:
         """Return the path that an entry of the description means on this machine."""
         folder = os.path.dirname(self._file or self.path)
         return os.path.realpath(os.path.join(folder, self.description.folder, entry))
@@ -308,9 +308,11 @@ class Yolo(AnnotatedSource):
 
     def _without(self, split: str, entry: str) -> list[str]:
         """Return no images for a test split that is not there."""
-        target = self._stated(entry)
+        target = self._local_path(entry)
         if os.path.exists(target):
-            root = self._stated("") if self.description.folder else target.partition("/images")[0]
+            root = (
+                self._local_path("") if self.description.folder else target.partition("/images")[0]
+            )
             command = shell("yolo", f"{self._file}@{root}", "DST", "--to", "lmdb")
             raise UsageError(
                 f"{self}: {split} is {target}, which is not inside {self.root};",

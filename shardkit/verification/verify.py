@@ -230,7 +230,7 @@ class _Verifier:
         """Check all shards; return the comparisons of those in the datasets' own folders."""
         result = self.result
         options = self.options
-        own = {dataset.prefix for dataset in datasets}
+        prefixes = {dataset.prefix for dataset in datasets}
         twins = {task.entry.sha256: task.file for task in tasks}
         compared: dict[str, ComparisonResult] = {}
         if options.on_progress:
@@ -245,7 +245,7 @@ class _Verifier:
                 if checked.sha256 in twins:
                     reason += f": it has the content of {twins[checked.sha256]}"
                 result.findings.append(task.finding(reason))
-            if task.prefix in own:  # a record counts once with all layers
+            if task.prefix in prefixes:  # a record counts once with all layers
                 result.records += checked.records
                 if checked.compared:
                     compared.setdefault(task.prefix, ComparisonResult()).add(checked.compared)

@@ -69,7 +69,7 @@ class Examination:
     def run(self, step: StepSpec, budget: float) -> DoctorReport:
         """Time the stages, measure the loader and what may help, and judge."""
         end = time.perf_counter() + budget
-        whole = self.loading
+        loading = self.loading
         self.watch("opening the dataset")
         opened = self.process.open()
         findings = self.process.call(check_data, loading=self.loading)
@@ -99,13 +99,13 @@ class Examination:
             start = time.perf_counter()
             rates = self._rounds(ready, end - start)
         round_seconds = (time.perf_counter() - start) / len(rates[""])
-        measured = [Measured(each, rates.get(each.name), rates[""]) for each in remedies]
+        measured = [Measured(remedy, rates.get(remedy.name), rates[""]) for remedy in remedies]
         judge = partial(diagnose, stages, rates[""], needed=needed, round_seconds=round_seconds)
         diagnosis: Diagnosis = judge(measured)
         if (sum_of := self._sum(diagnosis)) is not None:
             both = self._rounds([Remedy(), sum_of], 0.0)
             diagnosis = judge([*measured, Measured(sum_of, both.get(sum_of.name), both[""])])
-        loop = self._loop(stages, diagnosis, whole, step, _LONGEST * budget)
+        loop = self._loop(stages, diagnosis, loading, step, _LONGEST * budget)
         command, hints = self._command(diagnosis)
         if not command and loop is not None and loop.recommended is not None:
             command = loop.recommended.remedy.code
@@ -126,10 +126,10 @@ class Examination:
             return None
         if diagnosis.recommended.enough != "no":
             return None
-        whole = gains[0]
+        combined = gains[0]
         for remedy in gains[1:]:
-            whole = together(whole, remedy) or whole
-        return whole if whole is not gains[0] and self._converted(whole) else None
+            combined = together(combined, remedy) or combined
+        return combined if combined is not gains[0] and self._converted(combined) else None
 
     def _loop(
         self, stages: Profile, diagnosis: Diagnosis, loading: Loading, step: StepSpec, most: float
@@ -162,7 +162,7 @@ class Examination:
             again = self._rounds([Remedy(), *changes], 0.0, rate)
         except (MeasurementFailed, UsageError):  # the rest of the report stands without it
             return None
-        measured = [Measured(each, again.get(each.name), again[""]) for each in changes]
+        measured = [Measured(remedy, again.get(remedy.name), again[""]) for remedy in changes]
         return judge_loop(alone, rates[""], measured)
 
     def _with_lines(self, stages: Profile, seconds: float) -> Profile:
