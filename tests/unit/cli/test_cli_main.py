@@ -305,7 +305,7 @@ def test_the_parts_of_an_error() -> None:
     problem = Problem(path="x", reason=f"too few pixels ({setting('enlarge', True)} accepts it)")
     assert (problem.settings, problem.reason) == (
         ["enlarge"],
-        "too few pixels (enlarge=True accepts it)",
+        "too few pixels (the option enlarge=True accepts it)",
     )
     assert str(UsageError("it is", remedy="Wait.")) == "it is. Wait."
     assert str(UsageError("it is", remedy="wait")) == "it is: wait"
