@@ -10,7 +10,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from shardkit.codecs.image_type import RGB, ImageType
 from shardkit.codecs.limits import pixels_up_to
 from shardkit.contracts import Images, ShardSpec, ShardWriter
-from shardkit.conversion.bulk import Prepared, read_ordinary, read_together
+from shardkit.conversion.bulk import Prepared, read_ordinary
 from shardkit.conversion.observers import Observed, get_observer
 from shardkit.conversion.task import FEWER, ShardResult, Task, save_result
 from shardkit.dataset.index import IndexSegment, join_segments
@@ -293,9 +293,12 @@ def _prepare(chunk: _Chunk) -> _Prepared:
     if observer is not None:
         measuring = np.zeros(len(source), observer.measures), observer.waves
     tally = _Tally()
-    plain = chunk.schema.keys() <= {IMAGE, LABEL}
-    ordinary = read_ordinary(source, recipe, measuring) if plain else [None] * len(source)
-    together = read_together(source)
+    ordinary: Sequence[Prepared | None] = [None] * len(source)
+    together: Sequence[Record | None] = [None] * len(source)
+    with suppress(MemoryError):  # one by one, they need less
+        if chunk.schema.keys() <= {IMAGE, LABEL}:
+            ordinary = read_ordinary(source, recipe, measuring)
+        together = source.read_together()
     for row in range(len(source)):
         try:
             record, notes = ordinary[row] or _read(chunk, row, together[row])

@@ -7,13 +7,13 @@ All others, and everything that is wrong with a file, are left to source and rec
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from shardkit.codecs.structure import PlainPng
-from shardkit.contracts import Entry, Images
+from shardkit.contracts import Images, as_packed
 from shardkit.errors import BadImage
 from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
@@ -33,43 +33,30 @@ def read_ordinary(
     A record equals the result of `convert_record` for the record that the source reads.
     ``measuring`` receives the measures of decoded images, by its waves.
     """
-    try:
-        return _read_ordinary(source, recipe, measuring)
-    except MemoryError:  # one by one, they need less
-        return [None] * len(source)
-
-
-def read_together(source: Images) -> Sequence[Record | None]:
-    """Return the records that a source reads together, None for each that it reads alone."""
-    try:
-        return source.read_together()
-    except MemoryError:  # one by one, they need less
-        return [None] * len(source)
-
-
-def _read_ordinary(
-    source: Images, recipe: Recipe, measuring: tuple[Measures, Waves] | None
-) -> list[Prepared | None]:
     is_plain = recipe.keeps_bytes and recipe.pixels == "rgb"
     paths = source.files() if is_plain else None
     if paths is None:
         return [None] * len(source)
-    entries = source.entries
-    sizes, mtimes = (np.array([*source.numbers(name)]) for name in ("bytes", "stamp"))
+    entries = as_packed(source.entries)
+    sizes, mtimes = (np.array(entries.numbers(name)) for name in ("bytes", "stamp"))
     decode = recipe.check == "decode"
     files = compiled.read_images(paths, (sizes, mtimes), decode=decode, measuring=measuring)
     if files is None:
         return [None] * len(source)
+    names = entries.keys(), map(dump_json, entries.paths()), entries.numbers("label")
     return [
-        None if content is None else _prepared(_Inspected(entry, content, header, code), recipe)
-        for entry, content, header, code in zip(entries, *files, strict=True)
+        None if inspected[3] is None else _prepared(_Inspected._make(inspected), recipe)
+        for inspected in zip(*names, *files, strict=True)
     ]
 
 
 class _Inspected(NamedTuple):
     """A file that the module has read."""
 
-    entry: Entry
+    key: str
+    path: bytes
+    """As JSON."""
+    label: int
     content: bytes
     header: FileHeader
     code: int
@@ -77,25 +64,23 @@ class _Inspected(NamedTuple):
 
 
 def _decodes(inspected: _Inspected) -> bool:
-    """Return whether an image certainly decodes."""
-    content = inspected.content
+    """Return whether an image certainly decodes: a PNG, if the module lacks libdeflate."""
     image = inspected.header
-    if image.packed_size and not image.decodes:  # a PNG, and the module lacks libdeflate
-        packed = content[image.packed : image.packed + image.packed_size]
-        plain = PlainPng(image.width, image.height, image.channels, packed)
-        return plain.is_whole()
-    return bool(image.decodes)
+    if not image.packed_size:
+        return False
+    packed = inspected.content[image.packed : image.packed + image.packed_size]
+    return PlainPng(image.width, image.height, image.channels, packed).is_whole()
 
 
 def _prepared(inspected: _Inspected, recipe: Recipe) -> Prepared | None:
     """Return the record of an image that is stored unchanged, or None if it is left."""
     image = inspected.header
-    path = dump_json(inspected.entry.path)
+    path = inspected.path
     if inspected.code and image.decodes:  # Python reads its EXIF data
         record = _record(inspected, b'{"path":%b}' % path)
         with contextlib.suppress(BadImage):
             return convert_record(recipe, record, proven=True)
-    if inspected.code or (recipe.check == "decode" and not _decodes(inspected)):
+    if inspected.code or (recipe.check == "decode" and not (image.decodes or _decodes(inspected))):
         return None
     meta = b'{"height":%d,"path":%b,"width":%d}' % (image.height, path, image.width)
     return _record(inspected, meta), _NO_NOTES
@@ -103,10 +88,10 @@ def _prepared(inspected: _Inspected, recipe: Recipe) -> Prepared | None:
 
 def _record(inspected: _Inspected, meta: bytes) -> Record:
     fields = {META_FIELD: meta}
-    if inspected.entry.label != NO_LABEL:
-        fields[LABEL_FIELD] = b"%d" % inspected.entry.label
+    if inspected.label != NO_LABEL:
+        fields[LABEL_FIELD] = b"%d" % inspected.label
     fields[IMAGE_FIELDS[inspected.header.kind]] = inspected.content
-    return Record(inspected.entry.key, fields)
+    return Record(inspected.key, fields)
 
 
 _NO_NOTES: Mapping[str, int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -16,6 +17,11 @@ from shardkit.formats.table import Table
 from shardkit.kinds.column import Column, pack_value, presence
 from shardkit.kinds.field import Field
 from shardkit.record import STORED_KINDS, Record, checksums, image_kind
+
+_LEAST_WINDOW = 1 << 16
+_MOST_TIMES = 4
+"""Records are read at once from a part of a shard of up to these bytes, plus so many times theirs:
+tar files have a header of 512 bytes before each field."""
 
 Known = npt.NDArray[np.bool_]
 """Whether each of some records is known, shape (records,)."""
@@ -81,11 +87,52 @@ def _as_numbers(entries: Rows) -> npt.NDArray[np.void]:
 
 def read_intact(records: ShardRecords, rows: range, segment: IndexSegment) -> list[Record]:
     """Return neighboring records of a shard, or none if one differs from its index."""
+    if (window := _window(records, rows)) is not None:
+        known, indexed = records.index_known(rows, window, summed=False)
+        if known.all():
+            same = _are_equal(join_indexed([indexed], records.schema), segment)
+            return _cut(records, rows, indexed.keys, window) if same else []
     indexed = records.index(rows)
     read = records.reader.read(rows)
     # The bytes that were indexed may not be those that were read.
     same = checksums(read) == indexed.checksums
     return read if same and _are_equal(join_indexed([indexed], records.schema), segment) else []
+
+
+def _window(records: ShardRecords, rows: range) -> FileWindow | None:
+    """Return the part of the shard with neighboring records, if it has little else."""
+    reader = records.reader
+    table = reader.table(rows) if isinstance(reader, RangeReader) else None
+    if table is None or table.labels is not None:
+        return None
+    stored = table.offsets >= 0
+    start = int(table.offsets[stored].min(initial=sys.maxsize))
+    size = int((table.offsets + table.lengths).max(initial=0)) - start
+    if not 0 < size <= _LEAST_WINDOW + _MOST_TIMES * int(table.lengths[stored].sum()):
+        return None
+    content = records.at(start, size)
+    return FileWindow(content, start) if len(content) == size else None
+
+
+def _cut(
+    records: ShardRecords, rows: range, keys: Sequence[str], window: FileWindow
+) -> list[Record]:
+    """Return the records that a window contains."""
+    table = cast(RangeReader, records.reader).table(rows)
+    assert table is not None
+    starts = table.offsets - window.start
+    spans = np.stack([starts, starts + table.lengths], -1).tolist()
+    return [
+        Record(
+            key,
+            {
+                name: bytes(window.content[start:end])
+                for name, (start, end) in zip(table.names, row, strict=True)
+                if start >= 0
+            },
+        )
+        for key, row in zip(keys, spans, strict=True)
+    ]
 
 
 def _are_equal(first: IndexSegment, second: IndexSegment) -> bool:

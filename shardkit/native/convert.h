@@ -8,8 +8,14 @@
 /* Positions in STORED_KINDS of shardkit/record.py. */
 enum sk_kind { SK_JPG = 0, SK_PNG = 1, SK_RAW = 7, SK_ABSENT = 10 };
 
-/* files.c: read a file that has still the size and time of modification of the scan. */
-enum sk_code sk_read_file(const char *path, int64_t size, int64_t stamp, uint8_t *data);
+/* files.c: read what follows `head` in a file that starts with it, and that has still the size and time
+ * of modification of the scan. */
+#define SK_MOST_HEAD 4096
+enum sk_code sk_read_file(const char *path, int64_t size, int64_t stamp, const uint8_t *head,
+                          size_t head_size, uint8_t *data);
+/* Read the first bytes of a regular file that has so many, its size, and its time of modification. */
+enum sk_code sk_read_head(const char *path, size_t length, uint8_t *head, int64_t *size,
+                          int64_t *stamp);
 
 /* inspect.c: what the header of an image states. */
 typedef struct {

@@ -46,6 +46,8 @@ typedef struct {
 
 /* What a call of read_images fills for each file. */
 typedef struct {
+    const uint8_t *head; /* what each file starts with, and the content lacks */
+    size_t head_size;
     sk_image *images;
     uint8_t *codes;
     const int16_t *waves;  /* NULL, or */
@@ -57,7 +59,8 @@ static void read_all(source_file *files, size_t count, int decode, const inspect
     for (size_t n = 0; n < count; n++) {
         source_file *file = files + n;
         if (file->data == NULL) continue;
-        out->codes[n] = (uint8_t)sk_read_file(file->path, file->size, file->stamp, file->data);
+        out->codes[n] = (uint8_t)sk_read_file(file->path, file->size, file->stamp, out->head,
+                                               out->head_size, file->data);
         file->was_read = out->codes[n] == SK_DONE;
         if (file->was_read && out->images != NULL)
             out->codes[n] = (uint8_t)sk_inspect(
@@ -85,8 +88,9 @@ static PyObject *read_files(PyObject *paths, const int64_t *sizes, const int64_t
         file->path = path;
         file->size = sizes[n];
         file->stamp = stamps[n];
-        if (sizes[n] > 0 && sizes[n] <= MOST_READ) {
-            if ((content = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)sizes[n])) == NULL) {
+        if (sizes[n] > (int64_t)out->head_size && sizes[n] <= MOST_READ) {
+            Py_ssize_t size = (Py_ssize_t)sizes[n] - (Py_ssize_t)out->head_size;
+            if ((content = PyBytes_FromStringAndSize(NULL, size)) == NULL) {
                 fine = 0;
                 break;
             }
@@ -135,7 +139,7 @@ static PyObject *read_images(PyObject *module, PyObject *arguments) {
             holds(&buffers[2], "images", count, sizeof(sk_image)) &&
             holds(&buffers[3], "codes", count, 1) &&
             (buffers[4].buf == NULL || hold_measures(&buffers[4], &buffers[5], count))) {
-            inspected out = {buffers[2].buf, buffers[3].buf, buffers[4].buf, buffers[5].buf};
+            inspected out = {NULL, 0, buffers[2].buf, buffers[3].buf, buffers[4].buf, buffers[5].buf};
             result = read_files(kept, buffers[0].buf, buffers[1].buf, decode, &out);
         }
         Py_DECREF(kept);
@@ -144,24 +148,71 @@ static PyObject *read_images(PyObject *module, PyObject *arguments) {
     return result;
 }
 
-PyDoc_STRVAR(read_files_doc, "read_files(paths, sizes, stamps, codes)\n--\n\n"
+PyDoc_STRVAR(read_files_doc, "read_files(paths, sizes, stamps, head, codes)\n--\n\n"
                              "Read files; see shardkit/system/compiled.py.");
 
 static PyObject *read_some_files(PyObject *module, PyObject *arguments) {
-    Py_buffer buffers[3] = {{0}};
+    Py_buffer buffers[4] = {{0}};
     PyObject *paths, *kept, *result = NULL;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "Oy*y*w*:read_files", &paths, &buffers[0], &buffers[1],
-                          &buffers[2]))
+    if (!PyArg_ParseTuple(arguments, "Oy*y*y*w*:read_files", &paths, &buffers[0], &buffers[1],
+                          &buffers[2], &buffers[3]))
         return NULL;
     if ((kept = PySequence_Tuple(paths)) != NULL) {
         size_t count = (size_t)PyTuple_Size(kept);
-        inspected out = {NULL, buffers[2].buf, NULL, NULL};
+        inspected out = {buffers[2].buf, (size_t)buffers[2].len, NULL, buffers[3].buf, NULL, NULL};
         if (holds(&buffers[0], "sizes", count, 8) && holds(&buffers[1], "stamps", count, 8) &&
-            holds(&buffers[2], "codes", count, 1))
+            holds(&buffers[3], "codes", count, 1))
             result = read_files(kept, buffers[0].buf, buffers[1].buf, 0, &out);
         Py_DECREF(kept);
     }
+    release(buffers, 4);
+    return result;
+}
+
+PyDoc_STRVAR(read_heads_doc, "read_heads(paths, length, heads, sizes, stamps)\n--\n\n"
+                             "Read the first bytes of files, their sizes and times; see "
+                             "shardkit/system/compiled.py.");
+
+static PyObject *read_heads(PyObject *module, PyObject *arguments) {
+    Py_buffer buffers[3] = {{0}};
+    PyObject *paths, *kept, *result = NULL;
+    const char **names = NULL;
+    Py_ssize_t length, count;
+    int fine;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "Onw*w*w*:read_heads", &paths, &length, &buffers[0],
+                          &buffers[1], &buffers[2]))
+        return NULL;
+    kept = PySequence_Tuple(paths);
+    count = kept == NULL ? 0 : PyTuple_Size(kept);
+    fine = kept != NULL && length > 0 && length <= SK_MOST_HEAD &&
+           holds(&buffers[0], "heads", (size_t)(count * length), 1) &&
+           holds(&buffers[1], "sizes", (size_t)count, 8) &&
+           holds(&buffers[2], "stamps", (size_t)count, 8);
+    if (fine && (names = calloc((size_t)count + 1, sizeof *names)) == NULL) {
+        PyErr_NoMemory();
+        fine = 0;
+    }
+    for (Py_ssize_t n = 0; fine && n < count; n++) {
+        char *name;
+        fine = PyBytes_AsStringAndSize(PyTuple_GetItem(kept, n), &name, NULL) == 0;
+        if (fine) names[n] = name;
+    }
+    if (fine) {
+        uint8_t *heads = buffers[0].buf;
+        int64_t *sizes = buffers[1].buf, *stamps = buffers[2].buf;
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t n = 0; n < count; n++)
+            if (sk_read_head(names[n], (size_t)length, heads + n * length, sizes + n, stamps + n) != SK_DONE)
+                sizes[n] = -1;
+        Py_END_ALLOW_THREADS
+        result = Py_NewRef(Py_None);
+    } else if (!PyErr_Occurred()) {
+        PyErr_SetString(PyExc_ValueError, "length is out of range");
+    }
+    free(names);
+    Py_XDECREF(kept);
     release(buffers, 3);
     return result;
 }
@@ -953,6 +1004,7 @@ static PyMethodDef methods[] = {
     {"measure_png", measure_png, METH_VARARGS, measure_png_doc},
     {"ranges_start", ranges_start, METH_VARARGS, ranges_start_doc},
     {"read_files", read_some_files, METH_VARARGS, read_files_doc},
+    {"read_heads", read_heads, METH_VARARGS, read_heads_doc},
     {"read_images", read_images, METH_VARARGS, read_images_doc},
     {"record_checksums", record_checksums, METH_O, record_checksums_doc},
     {"scale_jpeg", scale_jpeg, METH_VARARGS, scale_jpeg_doc},

@@ -17,6 +17,7 @@ from shardkit.sources.folders import (
     TOO_LARGE,
     Finder,
     SourceFolder,
+    below,
     claims_image,
     walk_order,
     why_left_out,
@@ -86,11 +87,10 @@ class BucketFolder(SourceFolder):
             raise BadImage("it cannot be read: it is no longer in the store")
         raise BadImage(CHANGED)
 
-    def ahead(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:
+    def ahead(self, entries: Sequence[Entry], folder: str) -> None:
         """Start to read objects, in this order, a few at a time."""
         objects = [
-            (self._path(path), entry.bytes, entry.stamp)
-            for entry, path in zip(entries, paths, strict=True)
+            (self._path(below(folder, entry.path)), entry.bytes, entry.stamp) for entry in entries
         ]
         _arriving.plan(self.url, objects)
 

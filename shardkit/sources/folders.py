@@ -121,8 +121,8 @@ class SourceFolder(ABC):
     def read(self, entry: Entry, path: str) -> bytes:
         """Return a file's content; BadImage if unreadable, or changed since it was listed."""
 
-    def ahead(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:
-        """Start to read files, in this order, in bounded memory."""
+    def ahead(self, entries: Sequence[Entry], folder: str) -> None:
+        """Start to read files of an inner folder or "", in this order, in bounded memory."""
         return
 
     def paths(self, names: Sequence[str]) -> Sequence[bytes] | None:

@@ -157,7 +157,7 @@ class ImageFolder(PartedSource):
 
     def ahead(self, split: str, entries: Sequence[Entry]) -> None:
         """Start to read images."""
-        self.folder.ahead(entries, [below(split, path) for path in as_packed(entries).paths()])
+        self.folder.ahead(entries, split)
 
     def files(self, split: str, entries: Sequence[Entry]) -> Sequence[bytes] | None:
         """Return the file of each image, if they are local."""
@@ -165,8 +165,7 @@ class ImageFolder(PartedSource):
             return None  # another class reads otherwise
         paths = as_packed(entries).paths()
         try:
-            for path in paths:
-                require_inside(path)
+            require_inside(*paths)
         except BadImage:
             return None  # `read` says which
         return self.folder.paths([below(split, path) for path in paths])

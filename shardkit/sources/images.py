@@ -133,10 +133,10 @@ def raw_record(entry: Entry, data: bytes, height: int, width: int) -> Record:
     return Record(entry.key, {"raw": data, **described(entry), META_FIELD: dump_json(meta)})
 
 
-def require_inside(name: str) -> None:
+def require_inside(*names: str) -> None:
     """Raise BadImage for an entry's name that leads out of its source: a plan may be anybody's."""
     try:
-        split_text_path(name)
+        split_text_path("/".join(names))
     except ValueError as error:
         raise BadImage("its name is not a plain path inside the source") from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from shardkit.sources.npy_files import (
     read_values,
     require_intact,
     split_folders,
+    usual_arrays,
     values,
     walk,
     whole,
@@ -50,6 +51,12 @@ _ONE = "array"
 
 _NONE = "none"
 """Stands for no labels."""
+
+_AT_ONCE = 4096
+"""Files to list at a time."""
+
+_Walked = tuple[str, str | None, str, tuple[Array, int] | None]
+"""Path, class and file of a sample; and array and time of modification of a usual .npy file."""
 
 _MOST_FIELDS = 64
 _MOST_AXES = 32
@@ -144,8 +151,7 @@ class NpyArrays(ListedSource):
             return super().read_together(split, entries)
         packed = as_packed(entries)
         try:
-            for path in packed.paths():
-                require_inside(path)
+            require_inside(*packed.paths())
         except BadImage:  # `read` says which
             return super().read_together(split, entries)
         stored = str(field.stored_name(_ONE))
@@ -235,8 +241,7 @@ class NpyArrays(ListedSource):
     def _list_folder(self, split: str, listing: Listing, labels: dict[str, Value] | None) -> None:
         """List a folder; remove its files from ``labels``."""
         before = len(listing.ignored)
-        for path, label in walk(self.path / split, listing, (".npy", ".npz", *PICKLED)):
-            file = self._file(split, path)
+        for path, label, file, usual in self._walk(split, listing):
             try:
                 if path.endswith(PICKLED):
                     raise BadImage(PICKLE)
@@ -245,8 +250,11 @@ class NpyArrays(ListedSource):
                     value = labels.pop(as_text(os.path.join(split, path)), None)
                     if value is None:
                         raise BadImage(f"{self._labels} has no label for it")
-                names = members(file) if path.endswith(".npz") else [_ONE]
-                arrays, stamp = _read_headers(file, names)
+                if usual is None:
+                    names = members(file) if path.endswith(".npz") else [_ONE]
+                    arrays, stamp = _read_headers(file, names)
+                else:
+                    arrays, stamp = {_ONE: _checked(usual[0])}, usual[1]
                 self._include(arrays)
             except BadImage as error:
                 listing.blame(path, error.stated)
@@ -256,6 +264,13 @@ class NpyArrays(ListedSource):
             listing.add(Row(path, code, size, stamp))
         others = listing.ignored[before:]
         listing.ignored[before:] = [other for other in others if other.path != self._labels]
+
+    def _walk(self, split: str, listing: Listing) -> Iterator[_Walked]:
+        found = walk(self.path / split, listing, (".npy", ".npz", *PICKLED))
+        while some := [*itertools.islice(found, _AT_ONCE)]:
+            files = [self._file(split, path) for path, _ in some]
+            for named, file, usual in zip(some, files, usual_arrays(files), strict=True):
+                yield *named, file, usual
 
     def _include(self, arrays: Mapping[str, Array]) -> None:
         """Extend the schema to the arrays of a sample: their shapes may vary, their types not."""

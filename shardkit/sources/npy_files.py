@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -182,6 +182,21 @@ def parse_header(view: OpenedFile | _Bytes) -> Array:
     return _array(header, start + length, view.size)
 
 
+def usual_arrays(paths: Sequence[str]) -> Iterator[tuple[Array, int] | None]:
+    """Yield array and modification time of each .npy file with a usual header, None for others."""
+    heads = compiled.read_heads([*map(os.fsencode, paths)], _USUAL)
+    for path, (size, stamp, head) in zip(paths, heads, strict=True):
+        array = _usual_array(head, size) if size >= 0 and path.endswith(".npy") else None
+        yield array and (array, stamp)
+
+
+@lru_cache(maxsize=64)
+def _usual_array(head: bytes, size: int) -> Array | None:
+    with suppress(BadImage):  # `parse_header` of the file says why
+        return parse_header(_Bytes(head, size))
+    return None
+
+
 @lru_cache(maxsize=64)
 def _array(header: bytes, start: int, size: int) -> Array:
     """Return the array of a header, whose values start there, in a file of ``size`` bytes."""
@@ -249,14 +264,8 @@ def read_values(
     header = npy_header(*kind)
     shape, dtype = kind
     size = len(header) + math.prod(shape) * dtype.itemsize
-    contents = compiled.read_files(
-        [os.fsencode(path) for path in paths],
-        (np.full(len(paths), size), np.array(stamps)),
-    )
-    return [
-        content[len(header) :] if content and content.startswith(header) else None
-        for content in contents
-    ]
+    stats = np.full(len(paths), size), np.array(stamps)
+    return compiled.read_files([*map(os.fsencode, paths)], stats, header)
 
 
 def labels_of(path: str, member: str, name: str, rows: int) -> Iterator[Value]:

@@ -476,14 +476,27 @@ def read_images(
     return ImageFiles(contents, list(map(FileHeader._make, headers.tolist())), codes.tolist())
 
 
-def read_files(paths: Sequence[bytes], stats: tuple[Integers, Integers]) -> list[bytes | None]:
-    """Return the content of files, None for each that is left; see `read_images` for ``stats``."""
+def read_files(
+    paths: Sequence[bytes], stats: tuple[Integers, Integers], head: bytes
+) -> list[bytes | None]:
+    """Return what follows ``head`` in files, None for each that is left; see `read_images`."""
     compiled = native.module()
     if compiled is None:
         return [None] * len(paths)
     contents: list[bytes | None]
-    contents = compiled.read_files(paths, *stats, np.zeros(len(paths), np.uint8))
+    contents = compiled.read_files(paths, *stats, head, np.zeros(len(paths), np.uint8))
     return contents
+
+
+def read_heads(paths: Sequence[bytes], length: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yield size, modification time and the first ``length`` bytes of files; -1 if one is left."""
+    sizes, stamps = np.full((2, len(paths)), -1, np.int64)
+    heads = bytearray(length * len(paths))
+    compiled = native.module()
+    if compiled is not None:
+        compiled.read_heads(paths, length, heads, sizes, stamps)
+    cut = (bytes(heads[start : start + length]) for start in range(0, len(heads), length))
+    return zip(sizes.tolist(), stamps.tolist(), cut, strict=True)
 
 
 def measure(pixels: Pixels, extent: tuple[int, int], waves: Waves, measures: Measures) -> bool:

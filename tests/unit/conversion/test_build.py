@@ -10,6 +10,7 @@ import pytest
 from helpers import FORMATS, jpeg, make_tree, png, tree
 from refusals import refused
 
+from shardkit.contracts import Images
 from shardkit.conversion import build
 from shardkit.conversion.build import ShardTask
 from shardkit.conversion.task import ShardResult, carry_out, load_result
@@ -29,7 +30,7 @@ def make_task(tmp_path: Path, to: str = "webdataset", **changes: Any) -> ShardTa
     files["dog/5.png"] = png(20, 18, 5)
     source = scan_imagefolder(make_tree(tmp_path / "photos", files)).splits[""]
     folder = tmp_path / "dataset"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     task = ShardTask(
         split="",
         number=7,
@@ -93,6 +94,18 @@ def test_a_shard_of_something_else_is_rebuilt(tmp_path: Path, change: dict[str, 
     assert load_result(replace(task, **change)) is None
     assert load_result(replace(task, source=task.source.take(range(5)))) is None
     assert load_result(replace(task, keep=False, workers=3)) is not None
+
+
+@pytest.mark.parametrize("name", ["files", "read_together"])
+def test_images_that_do_not_fit_in_memory_together_are_read_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fail(_: object) -> None:
+        raise MemoryError
+
+    expected = carry_out(make_task(tmp_path / "together")).result
+    monkeypatch.setattr(Images, name, fail)
+    assert carry_out(make_task(tmp_path / "alone")).result == expected
 
 
 def test_memory_that_runs_out_is_not_blamed_on_the_image(

@@ -168,13 +168,3 @@ def test_images_that_change_and_other_sources_are_left(tmp_path: Path) -> None:
 def test_without_the_module_all_images_are_left(tmp_path: Path, without_native: None) -> None:
     source = folder(tmp_path, {"cat/0.jpg": jpeg(9, 9)})
     assert read_ordinary(source, Recipe()) == [None]
-
-
-def test_a_lack_of_memory_leaves_all_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(Images, "files", fail)
-    assert read_ordinary(folder(tmp_path, {"cat/0.jpg": jpeg(9, 9)}), Recipe()) == [None]

@@ -20,6 +20,7 @@ from repairing import flip
 from table import for_each
 
 from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
+from shardkit.dataset.manifest import load_manifest
 from shardkit.errors import ConversionFailed
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -72,6 +73,31 @@ def test_class_folders_give_labels(tmp_path: Path) -> None:
     for row, array in enumerate(arrays.values()):
         np.testing.assert_array_equal(dataset[row]["array"], array)
         assert dataset[row]["label"] == row
+
+
+@pytest.mark.parametrize("module", ["with_native", "without_native"])
+def test_usual_and_other_headers_are_read(
+    tmp_path: Path, request: pytest.FixtureRequest, module: str
+) -> None:
+    request.getfixturevalue(module)
+    array = random((2, 3))
+    good = save_all(tmp_path / "src", {"a/usual": array, "b/fortran": np.asfortranarray(array)})
+    with (good / "b" / "version.npy").open("wb") as file:
+        np.lib.format.write_array(file, array, version=(2, 0))
+    usual = (good / "a" / "usual.npy").read_bytes()
+    bad = {"a/cut.npy": usual[:-1], "a/other.npy": header_of((2, 3)), "a/short.npy": usual[:100]}
+    bad |= {"b/empty.npy": b"", "b/two.npy": usual * 2, "b/zip.npy": b"PK" + usual}
+    for name, content in bad.items():
+        (good / name).write_bytes(content)
+    np.save(good / "b" / "object.npy", np.array([{}]), allow_pickle=True)
+    opened = open_source("npy", good, arrays=True)
+    convert(opened, tmp_path / "made", to="lmdb", shuffle=False, on_error="skip")
+    dataset = opened_as_dicts(tmp_path / "made")
+    assert list(dataset.keys) == ["a/usual", "b/fortran", "b/version"]
+    for row in range(3):
+        np.testing.assert_array_equal(dataset[row]["array"], array)
+    skipped = load_manifest(tmp_path / "made").skipped
+    assert {problem.path for problem in skipped} == {*bad, "b/object.npy"}
 
 
 def test_a_folder_of_files_has_no_labels(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import zlib
@@ -173,6 +174,33 @@ def test_buffers_of_a_wrong_size_are_refused(module: ModuleType) -> None:
             call(**unwritable)
 
 
+def test_heads_are_those_of_regular_files_that_are_long_enough(
+    module: ModuleType, tmp_path: Path
+) -> None:
+    files = {"long": b"abcdef", "exact": b"ghij", "short": b"abc"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+        os.utime(tmp_path / name, ns=(7, 1_234_567_890_123))
+    os.mkfifo(tmp_path / "pipe")
+    names = [*files, "pipe", "missing", "."]
+    found = [*compiled.read_heads([os.fsencode(tmp_path / name) for name in names], 4)]
+    assert found[:2] == [(6, 1_234_567_890_123, b"abcd"), (4, 1_234_567_890_123, b"ghij")]
+    assert [size for size, *_ in found[2:]] == [-1] * 4
+    numbers = np.zeros(1, np.int64)
+    for length, heads in ((0, b""), (-1, b""), (4, bytes(3)), (1 << 20, bytes(1 << 20))):
+        with pytest.raises(ValueError, match=r"length|heads"):
+            module.read_heads([b"a"], length, bytearray(heads), numbers, numbers.copy())
+
+
+def test_a_file_is_read_behind_its_head(module: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"headvalues")
+    path = os.fsencode(tmp_path / "file")
+    stats = np.array([10]), np.array([(tmp_path / "file").stat().st_mtime_ns])
+    heads = (b"", b"head", b"heat", b"headvalues", b"headvalues and more", bytes(5000))
+    contents = [compiled.read_files([path], stats, head)[0] for head in heads]
+    assert contents == [b"headvalues", b"values", None, None, None, None]
+
+
 # With and without the module.
 
 
@@ -199,6 +227,8 @@ def test_without_the_module_all_is_left_to_python(without_native: None) -> None:
         compiled.read_stored(rows)[1],
     )
     assert [*map(list, left)] == [[0, 1]] * 3
+    assert [*compiled.read_heads([b"a"], 4)] == [(-1, -1, bytes(4))]
+    assert compiled.read_files([b"a"], (number, number), b"head") == [None]
     assert compiled.crc32(b"abc") == zlib.crc32(b"abc")
     assert not compiled.measure(image, (8 * 30, 8 * 28), WAVES, measures)
     assert not compiled.measure_jpeg(jpeg(30, 28), (30, 28), WAVES, measures)
