@@ -44,7 +44,7 @@ _HUB = {"blobs", "snapshots"}
 _NO_CLASS = re.compile(r"(jpe?g|png|img|image|photo|pic|picture|frame)s?", re.IGNORECASE)
 """Names of folders that say what is in them, and name no class."""
 
-_NUMBERED = re.compile(r"([A-Za-z]+)[._ -]?\d+\.\w+")
+_NUMBERED = re.compile(r"([A-Za-z]+(?:[_ -][A-Za-z]+)*)[._ -]?\d+\.\w+")
 """The name of an image that starts with a word, and has a number."""
 
 _NAMES_TRIED = 1000

@@ -43,6 +43,7 @@ _BOXED = re.compile(r"n\d{8}( -?\d+){4}.*")
 _SPLIT_WORD = re.compile(
     r"(?<![A-Za-z])(?i:train|training|val|valid|validation|test|testing)(?![a-z])"
 )
+_EXPORTED = "shardkit convert on the same annotations, exported as COCO, YOLO or VOC"
 _MOST_LISTS = 20
 _FEW = 2
 """Names of images that show that a text in a folder lists them."""
@@ -166,6 +167,8 @@ def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
         return
     for folder in set(tops).intersection(full):
         yield from _captions(seen, folder)
+    for top in tops:
+        yield from _annotations(seen, top)
     images = [name for folder in full for name in seen.images(folder)[:_MOST]]
     words = {word.encode("utf-8", "replace") for name in images for word in (name, _stem(name))}
     classes = [name for name in splits if any(map(seen.images, _inner(seen, name)))]
@@ -227,6 +230,15 @@ def _captions(seen: Overview, folder: str) -> Iterator[tuple[str, str]]:
         yield below(folder, texts[0]), f"{pack}; shardkit convert webdataset {shell(*words)}"
 
 
+def _annotations(seen: Overview, top: str) -> Iterator[tuple[str, str]]:
+    """Yield the first of texts that are each of an image in the folder next to theirs."""
+    stems = {_stem(name) for folder in _inner(seen, top) for name in seen.images(folder)}
+    for folder in sorted(_inner(seen, top), key=lambda name: not _MASKS.search(name)):
+        texts = [name for name in seen.files(folder, (*_TEXTS, *_LISTS)) if _stem(name) in stems]
+        if len(texts) > len(stems) / 2 and not seen.images(folder):
+            yield below(folder, texts[0]), _EXPORTED
+
+
 def _inner(seen: Overview, top: str) -> list[str]:
     return [below(top, name) for name in seen.folders(top)]
 
@@ -277,7 +289,7 @@ def _way(  # noqa: PLR0911
         return ""
     of_cvat = b"<annotations>" in content and b"<image " in content
     if of_cvat or _stem(PurePath(file).name).encode("utf-8", "replace") in names:
-        return "shardkit convert on the same annotations, exported as COCO, YOLO or VOC"
+        return _EXPORTED
     if name.endswith((*SUFFIXES, *LISTS, ".json")):
         return (
             f"shardkit convert {shell('table', seen.path / file, *words)} --image COLUMN if it is "

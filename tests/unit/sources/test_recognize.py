@@ -16,6 +16,7 @@ from refusals import refused, refuses
 
 from shardkit import UsageError, convert, open_dataset, open_source
 from shardkit.errors import BadImages
+from shardkit.sources.recognize import note_other_classes, recognized
 
 JPEG = jpeg()
 MASK = png(mode="L")
@@ -486,6 +487,26 @@ def test_what_cannot_be_read_gets_another_way(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "tar", {"t.csv": b"path\n1.jpg\n", "i.tar": b"PK"})
     words = ("--to", "lmdb", "--image", "path", "--root", source / "i.tar")
     refuses(2, "convert", "table", source / "t.csv", "DST", *words, facts=("i.tar", "unpack"))
+
+
+def test_a_folder_of_texts_next_to_their_images_is_no_class(tmp_path: Path) -> None:
+    """As KITTI's."""
+    files = dict.fromkeys(("training/image_2/000000.png", "testing/image_2/000000.png"), png())
+    texts = dict.fromkeys(("training/calib/000000.txt", "training/label_2/000000.txt"), b"Car 0 0")
+    source = make_tree(tmp_path / "kitti", files | texts)
+    refuses(2, "convert", source, "DST", "--to", "lmdb", facts=("label_2/000000.txt", "COCO"))
+    other = make_tree(tmp_path / "other", {"cat/1.jpg": JPEG, "dog/2.jpg": JPEG, "new/a.txt": b"a"})
+    kinds = [(str(kind), kind.by.inside) for kind in recognized(other)]
+    assert kinds == [("class folders such as cat", "")]
+    assert [*note_other_classes(other)] == []
+
+
+def test_words_in_the_names_of_images_may_be_classes(tmp_path: Path) -> None:
+    """As in Oxford-IIIT Pet, whose classes may have several words."""
+    names = [f"{word}_{n}.jpg" for word in ("Abyssinian", "pit_bull_terrier") for n in (1, 22)]
+    source = make_tree(tmp_path / "pets", dict.fromkeys(names, JPEG))
+    (note,) = note_other_classes(source)
+    assert "(Abyssinian, pit_bull_terrier)" in note
 
 
 def test_folders_that_differ_only_in_a_split_are_no_classes(tmp_path: Path) -> None:
