@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from shardkit.contracts import Recognition, SourceKind
+from shardkit.contracts import SourceKind
 from shardkit.errors import BadImage, UsageError
 from shardkit.kinds.field import Field
 from shardkit.record import Record
@@ -25,16 +24,11 @@ from shardkit.sources.folders import LocalFolder, is_split_name
 from shardkit.sources.inputs import refusing
 from shardkit.sources.labels import classes_option, read_classes
 from shardkit.sources.named_files import NamedListing, Names, is_below, names_in
-from shardkit.sources.recognize import Overview
-from shardkit.system.files import as_name, read_small
-from shardkit.system.late import load
+from shardkit.sources.yolo_layout import NOTHING, description_in, read_description, recognize_yolo
+from shardkit.system.files import as_name
 from shardkit.system.text import amount, quoted, shell
 
-_SPLITS = ("train", "val", "test")
 _CLASS_FILES = ("classes.txt", "obj.names", "_darknet.labels")
-_YAML = (".yaml", ".yml")
-_DARKNET = ".data"
-"""Suffix of Darknet's descriptions, such as CVAT's obj.data: a line ``NAME = VALUE`` for each."""
 _MOST_LABELS = 16 << 20
 _OUTSIDE = 0.01
 """How far a coordinate may be outside of the picture: tools round, and Ultralytics accepts it."""
@@ -47,23 +41,6 @@ class YoloOptions(AnnotatedOptions):
     classes: str | None = classes_option(
         "File of class names, one per line, in label order.", stored=""
     )
-
-
-class _Description(NamedTuple):
-    """The content of a file such as data.yaml."""
-
-    names: tuple[str, ...] | None
-    folder: str
-    """The folder of the splits, as the file names it; perhaps one of another machine."""
-    splits: Mapping[str, Sequence[str]]
-    """The folders, lists and files of each split, as the file names them."""
-    points: tuple[str, ...]
-    """The names of keypoints; none if there are no keypoints."""
-    dimensions: int
-    """The numbers of each keypoint: 2, or 3 with a visibility."""
-
-
-_NOTHING = _Description(None, "", {}, (), 0)
 
 
 class _LabelSummary(NamedTuple):
@@ -91,8 +68,8 @@ class Yolo(AnnotatedSource):
         super().__init__(path, replace(options, annotated=options.annotated or UPRIGHT))
         if not os.path.exists(self.path):
             raise UsageError(f"{path} does not exist")
-        self.description = _NOTHING
-        self._file = self.path if os.path.isfile(self.path) else _description_in(self.root)
+        self.description = NOTHING
+        self._file = self.path if os.path.isfile(self.path) else description_in(self.root)
         if self._file not in (None, self.path):
             with refusing(self._file):
                 self.names().status(self._file.name)
@@ -100,7 +77,7 @@ class Yolo(AnnotatedSource):
         """Files that were read to find images and the names of classes."""
         if self._file is not None:
             self._lists.append(str(self._file))
-            self.description = _read_description(self._file)
+            self.description = read_description(self._file)
         self._odd: list[str] = []
         """Differences from the description, for notes."""
         self.splits = self._choose()
@@ -395,131 +372,6 @@ def _folders(root: str, inside: str) -> list[str]:
     return LocalFolder(path).folders() if os.path.isdir(path) else []
 
 
-def _description_in(root: str) -> Path | None:
-    """Return the description in a folder; data.yaml before others."""
-    files = sorted(Path(root).glob("*.*a*"), key=lambda path: (path.stem != "data", path.name))
-    for path in files:
-        is_named = path.suffix in (*_YAML, _DARKNET) and path.is_file()
-        if is_named and _looks_like_description(_read(path)):
-            return path
-    return None
-
-
-def _read(path: Path) -> bytes:
-    """Return a description, which may be a link, as in a cache of the Hugging Face Hub."""
-    return read_small(path.resolve())
-
-
-def _looks_like_description(content: bytes) -> bool:
-    keys = re.findall(
-        rb"^(names|nc|train|val|path|classes|valid)(?:: | *=|:$)", content, re.MULTILINE
-    )
-    return len(set(keys)) >= 2
-
-
-def _read_description(path: Path) -> _Description:
-    """Return what a file such as data.yaml states."""
-    if path.suffix != _DARKNET and find_spec("yaml") is None:
-        raise UsageError(f"{path} needs pyyaml", remedy="pip install 'shardkit[yolo]'")
-    try:
-        values = _values_in(path)
-        names = values.get("names")
-        if isinstance(names, str):
-            names = read_classes(str(path.parent / os.path.basename(names)))
-        if isinstance(names, dict):
-            names = [names[number] for number in range(len(names))]
-        points, dimensions = _points_of(values)
-        return _Description(
-            names=_texts(names) if names else None,
-            folder=_texts([values.get("path") or ""])[0],
-            splits={
-                split: _texts([entry] if isinstance(entry, str) else entry)
-                for split in _SPLITS
-                if (entry := values.get(split, values.get("valid") if split == "val" else None))
-            },
-            points=points,
-            dimensions=dimensions,
-        )
-    except (OSError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        reason = f"does not describe YOLO images and labels: {error!r}"
-        raise UsageError(f"{path} {reason}") from error
-
-
-def _values_in(path: Path) -> Any:
-    """Return the content of a description."""
-    content = _read(path)
-    if path.suffix == _DARKNET:
-        lines = (line.partition("=") for line in content.decode().splitlines())
-        return {name.strip(): value.strip() for name, sign, value in lines if sign}
-    try:
-        return load("yaml:safe_load")(content)
-    except load("yaml:YAMLError") as error:
-        raise UsageError(f"{path} is not YAML: {error}") from error
-
-
-def _points_of(values: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
-    """Return the names of keypoints, and the numbers of each; see `_Description`."""
-    shape = values.get("kpt_shape")
-    if not shape:
-        return (), 0
-    count, dimensions = map(int, shape)
-    if not (0 < count <= 10_000 and dimensions in (2, 3)):
-        raise ValueError(f"kpt_shape is {quoted(shape)}")
-    by_class = values.get("kpt_names")
-    names = next(iter(by_class.values())) if isinstance(by_class, dict) and by_class else by_class
-    if not isinstance(names, list) or len(names) != count:
-        names = [*range(count)]
-    return _texts(names), dimensions
-
-
-def _texts(values: Iterable[object]) -> tuple[str, ...]:
-    """Return texts and numbers as texts; lists, which aliases of YAML may make huge, are wrong."""
-    items = tuple(values)
-    if not all(isinstance(value, str | int | float) for value in items):
-        raise ValueError("a list is where text is expected")
-    texts = tuple(map(str, items))
-    if any("\0" in text for text in texts):
-        raise ValueError("a text contains a zero byte")
-    return texts
-
-
-def _recognize(seen: Overview) -> Iterator[Recognition]:
-    if not seen.is_folder:
-        if seen.path.suffix in (*_YAML, _DARKNET) and _looks_like_description(seen.ends()):
-            yield Recognition("a description of images and labels")
-        return
-    files = seen.files(suffix=(*_YAML, _DARKNET))
-    described = [file for file in files if _looks_like_description(seen.ends(file))]
-    for images, labels in _pairs_of_folders(seen):
-        stems = {name.rpartition(".")[0] for name in seen.images(images)}
-        partners = [name for name in seen.files(labels, ".txt") if name[:-4] in stems][:3]
-        if any(_is_labels(seen, f"{labels}/{name}") for name in partners):
-            words = f"{images}/ and {labels}/"
-            if images == labels:
-                words = f"{partners[0]} next to its image"
-            yield Recognition(" and ".join([words, *described[:1]]))
-            return
-    if described:
-        yield Recognition(described[0])
-
-
-def _pairs_of_folders(seen: Overview) -> Iterator[tuple[str, str]]:
-    """Yield folders of images with the folders that may have their labels."""
-    splits = [*filter(is_split_name, seen.folders())]
-    yield "images", "labels"
-    yield from ((f"images/{name}", f"labels/{name}") for name in seen.folders("images")[:10])
-    yield from ((f"{name}/images", f"{name}/labels") for name in splits)
-    yield from ((name, name) for name in (*splits, "."))
-
-
-def _is_labels(seen: Overview, file: str) -> bool:
-    """Return whether the first line of a file has a class and fractions."""
-    line = seen.ends(file, 4096).partition(b"\n")[0]
-    return re.fullmatch(rb"\d+(\s+-?[01]?\.?\d+(e-?\d+)?){4,}\s*", line) is not None
-
-
 SOURCE = SourceKind(
     name=Yolo.kind,
     title="Convert images with YOLO labels: boxes, polygons, keypoints.",
@@ -537,6 +389,6 @@ SOURCE = SourceKind(
       shardkit convert yolo roboflow/data.yaml dataset --to lmdb --resize 640 --orient
     """,
     options=YoloOptions,
-    recognize=_recognize,
+    recognize=recognize_yolo,
     source=Yolo,
 )
