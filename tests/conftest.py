@@ -89,6 +89,12 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in the folder of the test: others, in other processes, also write to DST."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def third_party(monkeypatch: pytest.MonkeyPatch, state: Path) -> Iterator[str]:
     """Make the packages of tests/support/thirdparty importable here and in child processes."""
     path = str(Path(__file__).parent / "support/thirdparty")

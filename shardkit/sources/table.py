@@ -62,6 +62,9 @@ _FIRST = 1000
 _IN_FILES = ("image", "mask", "bytes")
 """Kinds of fields that are files of their own."""
 
+_BASE64 = re.compile(r"data:image/|(/9j/|iVBORw0KGgo|UklGR|R0lGOD)[A-Za-z0-9+/=\s]{250}")
+"""Start of an image as text: of a data URL, JPEG, PNG, WebP or GIF, longer than a name may be."""
+
 
 class _Column(NamedTuple):
     """A column, a part of the JSON in one, or columns that are 1 for a class and 0 for others."""
@@ -327,6 +330,12 @@ class Table(NamedSource):
 
     def _look_for_first(self, name: str) -> None:
         """Refuse names without the suffix of their files, and find files in subfolders."""
+        if _BASE64.match(name):
+            raise UsageError(
+                f"{self._lists.paths[0]} contains images as base64 text, not the names of files",
+                remedy="write each image to a file, with Python's base64.b64decode, and its name "
+                "to the table",
+            )
         names = self.names()
         for suffix in ("", *_SUFFIXES):
             with suppress(BadImage):

@@ -18,6 +18,8 @@ from refusals import refused, refuses
 from shardkit import UsageError, convert, diff, open_dataset, open_source, repair, verify
 from shardkit.errors import BadImage, BadImages
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 IMAGES = {f"train/{name}.jpg": jpeg(24, 16, seed) for seed, name in enumerate("abc")}
 MASK = png(24, 16, mode="L")
 TABLE = b"id,breed\na,cat\nb,dog\nc,cat\n"

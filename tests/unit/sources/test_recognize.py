@@ -18,6 +18,8 @@ from shardkit import UsageError, convert, open_dataset, open_source
 from shardkit.errors import BadImages
 from shardkit.sources.recognize import note_other_classes, recognized
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 JPEG = jpeg()
 MASK = png(mode="L")
 LABEL = b"0 0.5 0.5 0.2 0.2\n"

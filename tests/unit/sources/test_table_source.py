@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gc
 import json
 import os
@@ -364,6 +365,16 @@ def test_files_in_subfolders_are_found_by_a_name_that_is_unique(tmp_path: Path) 
     assert problems(found).keys() == {"twice.png"}
     with refused(UsageError, path, "one/a.png", "suffix='.png'"):
         scan(write_table(root / "t.csv", [{"path": "a"}, {"path": "b"}]), image="path")
+
+
+@pytest.mark.parametrize("prefix", ["", "data:image/jpeg;base64,"])
+def test_images_as_base64_text_are_refused_without_the_text(tmp_path: Path, prefix: str) -> None:
+    text = base64.b64encode(jpeg(64, 64)).decode()
+    table = tmp_path / "t.jsonl"
+    table.write_text(json.dumps({"image": prefix + text, "label": "cat"}))
+    with refused(UsageError, table, "base64") as caught:
+        scan(table, image="image")
+    assert text[:50] not in str(caught.value)
 
 
 @pytest.mark.parametrize(
