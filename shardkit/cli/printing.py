@@ -48,17 +48,14 @@ def table(rows: Sequence[Sequence[str]], *, limit: int | None = None) -> None:
         say(f"    {more}")
 
 
-def wrapped(text: str, indent: str, *, first: str, cut: bool = False) -> None:
-    """Print a text in lines of 100 characters, which start with ``indent``, or ``first``.
-
-    ``cut`` breaks words that are longer than a line, such as paths.
-    """
+def wrapped(text: str, indent: str, *, first: str) -> None:
+    """Print a text in lines of 100 characters, which start with ``indent``, or ``first``."""
     lines = textwrap.wrap(
         text,
         _WIDTH,
         initial_indent=first,
         subsequent_indent=indent,
-        break_long_words=cut,
+        break_long_words=False,
         break_on_hyphens=False,
     )
     for text_line in lines:

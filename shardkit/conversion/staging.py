@@ -226,7 +226,7 @@ class StagingDirectory:
 
     def publish(self) -> None:
         """Move the complete dataset to the target, replacing an old one; may be repeated."""
-        self._remove_temporaries(DATASET)  # of a run that was killed
+        self._remove_temporaries()
         entries = walk(self.target, DATASET)
         _sync_all({self.dataset, *(self.target / name for name, is_folder in entries if is_folder)})
         if not self.is_ready:
@@ -249,9 +249,9 @@ class StagingDirectory:
                 remedy=error.remedy,
             ) from error
 
-    def _remove_temporaries(self, folder: str) -> None:
+    def _remove_temporaries(self) -> None:
         """Remove the files that `published` left when it was killed."""
-        for name in filter(is_temporary, self._files(folder)):
+        for name in filter(is_temporary, self._files(DATASET)):
             remove(self.target, name)
 
     def finish(self) -> None:

@@ -84,11 +84,8 @@ class Part:
         return load_json(dump_json({"shardkit": FORMAT_VERSION, **repeated}))
 
 
-def entries_of(manifest: Manifest, *, first: int = 0) -> list[PartEntry]:
-    """Return the parts of a dataset, as a manifest states them; a single one for any other.
-
-    ``first`` is the number in the metadata of the first shard, if there is a single part.
-    """
+def entries_of(manifest: Manifest) -> list[PartEntry]:
+    """Return the parts of a dataset, as a manifest states them; a single one for any other."""
     manifest = manifest.base
     if manifest.stated_parts:
         return list(manifest.stated_parts)
@@ -96,7 +93,7 @@ def entries_of(manifest: Manifest, *, first: int = 0) -> list[PartEntry]:
     return [
         PartEntry(
             shards=len(manifest.shards),
-            first=first,
+            first=0,
             classes=classes,
             skipped=len(manifest.skipped),
             source=manifest.source,

@@ -218,13 +218,13 @@ def read_list(path: str | Path, option: str) -> Listed:
     return Listed(where, names, are_rows, min(digests, default=None))
 
 
-def listed(shards: ShardSet, path: str | Path, option: str) -> Mask:
+def listed(shards: ShardSet, path: str | Path) -> Mask:
     """Return the rows that a text file lists; see `read_list`.
 
     Raises UsageError if the file cannot be read or is empty, names an unknown row or key, names one
     twice, or is a list of the rows of another dataset.
     """
-    lines = read_list(path, option)
+    lines = read_list(path, "rows")
     lines.require_digest(shards.manifest.content_digest)
     names = lines.names
     if lines.are_rows:
@@ -252,5 +252,5 @@ def select(
     if where is not None:
         chosen &= matching(shards, where)
     if rows is not None:
-        chosen &= listed(shards, rows, "rows")
+        chosen &= listed(shards, rows)
     return chosen

@@ -24,15 +24,17 @@ COLORS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC
 
 _GAP = 4
 
+_TILE = 160
+
 _TEXT = 28
-"""Height of two lines of text below a picture, in pixels."""
+"""Sides of a sheet's pictures, and the height of two lines of text below, in pixels."""
 
 
-def picture(shards: ShardSet, row: int, side: int, *, annotated: bool = True) -> Image.Image:
+def picture(shards: ShardSet, row: int, side: int) -> Image.Image:
     """Return a row's image, scaled down to fit into a square of ``side`` pixels.
 
-    If ``annotated``, masks are laid over it and boxes drawn, in the color of their class. An image
-    that cannot be decoded is crossed out.
+    Masks are laid over it and boxes drawn, in the color of their class. An image that cannot be
+    decoded is crossed out.
     """
     located = shards.find(np.array([row]))
     stored = located.read(0, memoryview(bytearray(max(1, located.longest))))
@@ -48,12 +50,11 @@ def picture(shards: ShardSet, row: int, side: int, *, annotated: bool = True) ->
         return shown
     size = stored.width, stored.height
     shown.thumbnail((side, side), Image.Resampling.BOX)
-    if annotated:
-        for name, field in shards.schema.items():
-            if field.type.is_picture and field.type.follows:
-                shown = _with_mask(shown, read_mask(shards, name, row))
-            elif field.kind == "boxes":
-                _draw_boxes(shown, size, shards.values(name, [row]).value(0))
+    for name, field in shards.schema.items():
+        if field.type.is_picture and field.type.follows:
+            shown = _with_mask(shown, read_mask(shards, name, row))
+        elif field.kind == "boxes":
+            _draw_boxes(shown, size, shards.values(name, [row]).value(0))
     return shown
 
 
@@ -64,28 +65,28 @@ def data_uri(shown: Image.Image) -> str:
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def sheet(shards: ShardSet, records: Sequence[Mapping[str, Any]], side: int = 160) -> Image.Image:
+def sheet(shards: ShardSet, records: Sequence[Mapping[str, Any]]) -> Image.Image:
     """Return pictures of records that `describe_record` described, in about a square.
 
     Row and key are below each picture, and its class.
     """
     columns = max(1, int(np.ceil(np.sqrt(len(records)))))
-    width, height = side + _GAP, side + _TEXT + _GAP
+    width, height = _TILE + _GAP, _TILE + _TEXT + _GAP
     size = columns * width + _GAP, -(-len(records) // columns) * height + _GAP
     canvas = Image.new("RGB", size, "white")
     for number, record in enumerate(records):
         line, column = divmod(number, columns)
-        tile = _with_caption(picture(shards, record["row"], side), record, side)
+        tile = _with_caption(picture(shards, record["row"], _TILE), record)
         canvas.paste(tile, (_GAP + column * width, _GAP + line * height))
     return canvas
 
 
-def _with_caption(shown: Image.Image, record: Mapping[str, Any], side: int) -> Image.Image:
-    tile = Image.new("RGB", (side, side + _TEXT), "white")
-    tile.paste(shown, ((side - shown.width) // 2, (side - shown.height) // 2))
+def _with_caption(shown: Image.Image, record: Mapping[str, Any]) -> Image.Image:
+    tile = Image.new("RGB", (_TILE, _TILE + _TEXT), "white")
+    tile.paste(shown, ((_TILE - shown.width) // 2, (_TILE - shown.height) // 2))
     texts = f"{record['row']}: {record['key']}", record["class"] or ""
-    lines = "\n".join(shortened(text, side // 6) for text in texts)
-    ImageDraw.Draw(tile).multiline_text((0, side), lines, "black", ImageFont.load_default())
+    lines = "\n".join(shortened(text, _TILE // 6) for text in texts)
+    ImageDraw.Draw(tile).multiline_text((0, _TILE), lines, "black", ImageFont.load_default())
     return tile
 
 

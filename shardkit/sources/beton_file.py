@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -228,8 +228,3 @@ class Allocations:
 def without_terminator(data: bytes) -> bytes:
     """Return the text of a JSON value, which FFCV ends with a zero byte."""
     return data.split(b"\0", 1)[0]
-
-
-def names_of(fields: Mapping[str, BetonField], kind: str) -> Sequence[str]:
-    """Return the names of the fields of a kind."""
-    return [name for name, field in fields.items() if field.holds == kind]

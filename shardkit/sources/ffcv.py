@@ -20,7 +20,6 @@ from shardkit.sources.beton_file import (
     Allocations,
     Beton,
     BetonField,
-    names_of,
     parse_beton,
     without_terminator,
 )
@@ -67,7 +66,8 @@ class Ffcv(ColumnSource, AttachableSource):
 
     def list_images(self, listings: Mapping[str, Listing]) -> Mapping[str, str]:
         """List the samples, in order."""
-        self._modes = {name: Counter() for name in names_of(self._beton.fields, "image")}
+        fields = self._beton.fields.items()
+        self._modes = {name: Counter() for name, field in fields if field.holds == "image"}
         understood = super().list_images(listings)
         self.exact_sizes = all(mode == JPEG for mode, *_ in self._modes[self.image.name])
         return understood

@@ -335,11 +335,9 @@ class ImageFolder(PartedSource):
 _READ = ImageFolder.read
 
 
-def scan_imagefolder(
-    root: str | Path, *, class_order: str = "plain", splits: bool | None = None
-) -> Scan:
-    """List the images below ``root``, and their classes; see `ImageFolder` for the arguments."""
-    return ImageFolder(root, FolderOptions(class_order=class_order, splits=splits)).scan()
+def scan_imagefolder(root: str | Path) -> Scan:
+    """List the images below ``root``, and their classes."""
+    return ImageFolder(root, FolderOptions()).scan()
 
 
 def _are_splits(root: SourceFolder, folders: Sequence[str]) -> bool:

@@ -92,7 +92,7 @@ def stated(delimiter: str | None, encoding: str | None, no_quotes: bool) -> Dial
     return Dialect(delimiter, encoding, False if no_quotes else None)
 
 
-def dialect_of(path: str, given: Dialect = DETECTED) -> Dialect:
+def dialect_of(path: str, given: Dialect) -> Dialect:
     """Return how a file is written."""
     try:
         status = os.stat(file_of(path))

@@ -23,7 +23,7 @@ _LATE_SECONDS = 0.0003
 """From this delay on, the GIL was held: a free one takes 0.1 ms, Python releases it after 5 ms."""
 
 
-def held_fraction(work: Callable[[], object], seconds: float = 0.5) -> float:
+def held_fraction(work: Callable[[], object], seconds: float) -> float:
     """Return the fraction of time, 0 to 1, in which ``work`` holds the GIL.
 
     Other processes make the fraction larger, so the threshold is measured first, and the smallest

@@ -78,14 +78,14 @@ def make_model(text: str) -> nn.Module:
     return model
 
 
-def small_model(classes: int = 10) -> nn.Module:
+def small_model() -> nn.Module:
     """Return a small convolutional network for RGB images of any size: 0.1 million weights."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Conv2d(3, 16, 7, stride=4, padding=3), nn.ReLU()]
     for inputs, outputs in ((16, 32), (32, 64), (64, 128)):
         convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
         layers += [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 
 
 def _arrive(batch: Any) -> None:
