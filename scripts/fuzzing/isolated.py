@@ -23,6 +23,8 @@ import warnings
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from scripts.fuzzing.guard import PACKAGE, Finding, Result, attempt, limit_process
 from scripts.fuzzing.target import Target
 from scripts.fuzzing.targets import make
@@ -69,12 +71,8 @@ def _answers(answers: IO[bytes], child: int) -> bool:
 
 
 def _cpu_seconds(child: int) -> float:
-    try:
-        status = Path(f"/proc/{child}/stat").read_text("utf-8", "replace")
-    except OSError:  # this is not Linux
-        return 0.0
-    # utime, stime: proc_pid_stat(5)
-    return sum(map(int, status.rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+    times = psutil.Process(child).cpu_times()
+    return times.user + times.system
 
 
 def _run_child(target: Target, data: bytes, writing: int, log: IO[bytes]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from helpers import invoke
+from manifests import sealed
 
 MANIFEST = "shardkit.json"
 WORK = ".shardkit-work"
@@ -57,9 +57,6 @@ def has_compiled_module() -> bool:
 def restate_json(place: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the manifest's JSON values, and give it the digest of its new content."""
     value = json.loads((place / MANIFEST).read_bytes())
-    del value["digest"]
     change(value)
-    plain = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-    value["digest"] = hashlib.sha256(plain).hexdigest()
     (place / MANIFEST).unlink()  # it may be shared with another dataset
-    (place / MANIFEST).write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+    (place / MANIFEST).write_bytes(sealed(value))

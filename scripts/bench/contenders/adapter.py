@@ -87,7 +87,7 @@ def entries(folder: Path) -> list[tuple[str, int]]:
     ]
 
 
-def make_once(target: Path, make: Callable[[Path], None]) -> Path:
+def make_once(target: Path, make: Callable[[Path], object]) -> Path:
     """Let ``make`` write a dataset beside ``target`` and move it there, unless it is there."""
     if not target.exists():
         beside = target.with_name(f"{target.name}.making")

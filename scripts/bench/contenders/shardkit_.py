@@ -6,21 +6,19 @@ Options of a task: ``format``; ``engine`` (thread or process); ``planes``, to st
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from contenders import adapter
 from contenders.adapter import BATCH, SIDE, WORKERS, Batch, make_once, square
 
 from shardkit import (
     CenterCrop,
-    Field,
     RandomResizedCrop,
     ShardDataset,
     convert,
     make_loader,
     open_dataset,
+    open_source,
 )
 from shardkit.torch.loader import Loader
 
@@ -45,11 +43,16 @@ class Adapter(adapter.Adapter):
         if options.get("planes"):
             recipe["encode"] = "planes"
         suffix = "-planes" if options.get("planes") else ""
+        source: Any = self.task.folder
+        more: dict[str, Any] = {}
+        if kind == "latent":
+            source = open_source("npy", source, arrays=True)
+            recipe = {"to": options["format"]}
+            more = {"fields": ("array", "label")}
         self.path = make_once(
             self.task.sets / f"{self.task.folder.name}-{options['format']}{suffix}",
-            lambda target: _convert(self.task.folder, target, recipe),
+            lambda target: convert(source, target, **recipe),
         )
-        more: dict[str, Any] = {"fields": ("latent", "label")} if kind == "latent" else {}
         self.dataset = open_dataset(self.path, decode=_DECODES.get(kind, "torch"), **more)
         self._loader = self._make(self.dataset, shuffle=True)
 
@@ -66,34 +69,8 @@ class Adapter(adapter.Adapter):
 
     def delivered(self) -> list[str]:
         """Return the paths as stored: in a random order, by default."""
-        if self.task.kind == "latent":
-            return [f"{key}.npy" for key in self.dataset.keys]
         return list(self.dataset.paths)
 
     def _make(self, dataset: ShardDataset, *, shuffle: bool) -> Loader:
         options: dict[str, Any] = {"engine": self.task.options["engine"], "num_workers": WORKERS}
         return make_loader(dataset, BATCH, shuffle=shuffle, **options)
-
-
-class _Latents:
-    """The arrays of a folder, as samples."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.entries = adapter.entries(folder)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        path, label = self.entries[row]
-        latent = np.load(self.folder / path)
-        return {"key": path.removesuffix(".npy"), "latent": latent, "label": "ab"[label]}
-
-
-def _convert(folder: Path, target: Path, recipe: dict[str, Any]) -> None:
-    source: Path | _Latents = folder
-    if folder.name == "latents":
-        source = _Latents(folder)
-        recipe = {"to": recipe["to"], "schema": {"label": Field("label", classes=("a", "b"))}}
-    convert(source, target, **recipe)

@@ -10,12 +10,11 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from gpu_parts import peers
 from gpu_parts.job import KINDS, Job, pause
@@ -24,6 +23,8 @@ from isolation import Progress
 from torch import nn
 
 from shardkit import DevicePrefetcher, Normalize, RandomCrop
+from shardkit.measure.runner.loaders import close_loader
+from shardkit.measure.runner.timing import cpu_seconds
 from shardkit.system.machine import usable_cpus
 
 FEEDS = (
@@ -164,18 +165,7 @@ def run(values: dict[str, Any], progress: Progress) -> None:
         with progress.case(case):
             loader = _loader(job, kind, feed, size)
             _add(progress, case, _fed(trainer, loader, seconds), base)
-            _close(loader)
-
-
-def cpu_seconds() -> float:
-    """Return the CPU time of this process and its workers so far."""
-    process = psutil.Process()
-    total = 0.0
-    for each in [process, *process.children(recursive=True)]:
-        with suppress(psutil.NoSuchProcess):
-            times = each.cpu_times()
-            total += times.user + times.system
-    return total
+            close_loader(loader)
 
 
 def _trainer(job: Job) -> Trainer:
@@ -192,11 +182,6 @@ def _loader(job: Job, kind: str, feed: str, size: int) -> Any:
         dataset = job.dataset(kind, RandomCrop(job.side, padding=16, flip=0.5))
         return job.loader(dataset, size, "auto", resident=job.device.type, endless=True)
     return job.loader(job.dataset(kind), size, feed, endless=True)
-
-
-def _close(loader: Any) -> None:
-    """End the workers, if the loader says how."""
-    getattr(loader, "close", lambda: None)()
 
 
 def _add(progress: Progress, case: str, epoch: Epoch, base: Epoch) -> None:

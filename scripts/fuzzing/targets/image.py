@@ -38,14 +38,8 @@ class ImageTarget(Target):
     name = "image"
     allowed = (BadImage,)
     tokens = (
-        *(
-            b"Exif\0\0MM\0*",
-            b"Exif\0\0II*\0",
-            b"\x12\x01\x03\0\x01\0\0\0",
-            b"VP8 ",
-            b"P6 ",
-            b"\x2c",
-        ),
+        *(b"Exif\0\0MM\0*", b"Exif\0\0II*\0", b"\x12\x01\x03\0\x01\0\0\0"),
+        *(b"VP8 ", b"P6 ", b"\x2c"),
         *b"MPF\0 \xff\xd8\xff \xff\xd9 \xff\xda \xff\xc4 GIF89a \x21\xf9\x04 \x3b".split(),
         *b"IHDR IDAT IEND PLTE tRNS iCCP zTXt acTL fcTL fdAT".split(),
         *b"VP8L VP8X ANIM ANMF ALPH EXIF II*\0 MM\0* BM 65535".split(),

@@ -18,7 +18,6 @@ from shardkit.errors import CorruptDataset
 from shardkit.system.npy import npy_header
 
 _NAMES = ("rows", "keys", "keys-ends", "paths", "paths-ends")
-_HEADER = len(npy_header((1,), np.int64))
 _ROWS_HEADER = len(npy_header((1,), ROW))
 
 
@@ -32,14 +31,8 @@ class IndexTarget(Target):
     name = "index"
     allowed = (CorruptDataset,)
     tokens = (
-        *(
-            b"'|O'",
-            b"'descr': '|O'",
-            b"True",
-            b"__import__('os')",
-            b"\x93NUMPY\x02\0",
-            b"\x80\x04.",
-        ),
+        *(b"'|O'", b"'descr': '|O'", b"True", b"__import__('os')"),
+        *(b"\x93NUMPY\x02\0", b"\x80\x04."),
         *(bytes(7) + b"\x80", bytes(8), b"\xff" * 8, b"\xff" * 4),
     )
 

@@ -13,15 +13,8 @@ class ListTarget(SourceTarget):
     """A list next to two images, one of them in a folder."""
 
     names = (
-        b"../x.gif",
-        b"/x.gif",
-        b"in/x.gif",
-        b"./x.gif",
-        b"in",
-        b"x.gif",
-        b"..",
-        b"\xff",
-        b"\0",
+        *(b"../x.gif", b"/x.gif", b"in/x.gif", b"./x.gif"),
+        *(b"in", b"x.gif", b"..", b"\xff", b"\0"),
     )
 
     def __init__(self, folder: Path) -> None:
@@ -112,15 +105,8 @@ class VocTarget(ListTarget):
     tokens = (
         *ListTarget.names,
         *(b"<!DOCTYPE a [<!ENTITY b 'c'>]>", b"&b;", b"&#0;", b"<![CDATA[", b"]]>", b"<object>"),
-        *(
-            b"</object>",
-            b"<name>k</name>",
-            b"<bndbox>",
-            b"<b>" * 500,
-            b"nan",
-            b"1e999",
-            b"<?xml ?>",
-        ),
+        *(b"</object>", b"<name>k</name>", b"<bndbox>", b"<b>" * 500),
+        *(b"nan", b"1e999", b"<?xml ?>"),
         *(b'<?xml version="1.0" encoding="utf-16"?>', b'encoding="rot13"', b"xmlns:a='b'"),
     )
 

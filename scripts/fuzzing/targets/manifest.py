@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import manifests
 import numpy as np
 
 from scripts.fuzzing.target import Change, Target, broken
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
-    FieldEntry,
-    FileEntry,
     Manifest,
-    ShardEntry,
     SplitsManifest,
     load_any_manifest,
     save_manifest,
 )
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.shardset import open_shards
-from shardkit.errors import CorruptDataset, Problem, UsageError
-from shardkit.kinds.field import Field
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.reporting.describe import describe
 from shardkit.verification.verify import verify
 
@@ -48,15 +44,8 @@ class ManifestTarget(Target):
     allowed = (UsageError, CorruptDataset)
     tokens = (
         *(b'"kind": "splits"', b'"format_version": 2', b'"rows"', b'"shards"', b'"name"', b"NaN"),
-        *(
-            b"[" * 2000,
-            b'{"a":' * 2000,
-            b"9" * 4400,
-            b"-Infinity",
-            b"\\ud800",
-            b"../../",
-            b"\\u0000",
-        ),
+        *(b"[" * 2000, b'{"a":' * 2000, b"9" * 4400),
+        *(b"-Infinity", b"\\ud800", b"../../", b"\\u0000"),
     )
 
     def __init__(self, folder: Path) -> None:
@@ -65,7 +54,10 @@ class ManifestTarget(Target):
         self.copy = folder / "copy"
         self.place.mkdir(exist_ok=True)
         self.copy.mkdir(exist_ok=True)
-        for manifest in (_manifest(), SplitsManifest(splits={"train": "aa", "val": "bb"})):
+        for manifest in (
+            manifests.make_manifest(),
+            SplitsManifest(splits={"train": "aa", "val": "bb"}),
+        ):
             save_manifest(manifest, self.place)
             self.seeds.append((self.place / MANIFEST_NAME).read_bytes())
 
@@ -130,37 +122,10 @@ class ManifestTarget(Target):
         return sealed(value) if isinstance(value, dict) else data
 
 
-def _manifest() -> Manifest:
-    return Manifest(
-        format="lmdb",
-        rows=5,
-        content_digest="dd",
-        shards=(
-            ShardEntry(name="shard-000000.lmdb", bytes=10, sha256="aa", rows=3),
-            ShardEntry(name="shard-000001.lmdb", bytes=9, sha256="bb", rows=2),
-        ),
-        files=(FileEntry(name="index/rows.npy", bytes=288, sha256="cc"),),
-        fields={"cls": 5, "jpg": 5},
-        schema=(
-            FieldEntry.of("image", Field("image"), 5),
-            FieldEntry.of("label", Field("label", classes=("a",)), 5),
-        ),
-        classes=("bär", "ant\n", "\udcff"),
-        class_counts=(2, 3, 0),
-        raw_shape=(4, 5, 3),
-        recipe={"encode": "keep", "background": [1, 2, 3]},
-        source={"kind": "imagefolder", "limit": None},
-        skipped=(Problem(path="a/b.jpg", reason="it is empty"),),
-    )
-
-
 def sealed(value: dict[str, Any]) -> bytes:
-    """Return a manifest as a forger would write it, with the digest that fits."""
+    """Return a manifest with the digest that fits, or an empty one if JSON cannot state it."""
     try:
-        value.pop("digest", None)
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-        value["digest"] = hashlib.sha256(text.encode()).hexdigest()
-        return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
+        return manifests.sealed(value)
     except (ValueError, TypeError, RecursionError):
         return b"{}"
 

@@ -63,12 +63,8 @@ class NativeTarget(Target):
 
     name = "native"
     tokens = (
-        b"\xff\xd8",
-        b"\xff\xd9",
-        b"\xff\xda",
-        b"\xff\xc0\x00\x11\x08",
-        b"\xff" * 8,
-        b"\0" * 8,
+        *(b"\xff\xd8", b"\xff\xd9", b"\xff\xda", b"\xff\xc0\x00\x11\x08"),
+        *(b"\xff" * 8, b"\0" * 8),
     )
 
     def __init__(self, folder: Path) -> None:

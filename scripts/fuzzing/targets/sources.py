@@ -105,14 +105,8 @@ class ZipTarget(ArchiveTarget):
     kind = "zip"
     file = "x.zip"
     tokens = (
-        b"PK\1\2",
-        b"PK\3\4",
-        b"PK\5\6",
-        b"PK\6\6",
-        b"PK\6\7",
-        b"../",
-        b"a/1.gif",
-        b"\xff" * 4,
+        *(b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7"),
+        *(b"../", b"a/1.gif", b"\xff" * 4),
     )
 
     def __init__(self, folder: Path) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from manifests import sealed
 
 from shardkit.dataset.manifest import FORMAT_VERSION, MANIFEST_NAME, load_manifest
-from shardkit.record import dump_json
 
 PAGE = 4096
 """What a disk or the kernel loses at once."""
@@ -99,10 +99,7 @@ def values_of(place: Path) -> tuple[np.ndarray[Any, Any], int]:
 
 def rewrite(path: Path, value: dict[str, Any]) -> None:
     """Write a manifest with its correct digest."""
-    value.pop("digest", None)
-    digest = hashlib.sha256(dump_json(value)).hexdigest()
-    text = json.dumps({**value, "digest": digest}, indent=1, sort_keys=True)
-    path.write_bytes(text.encode() + b"\n")
+    path.write_bytes(sealed(value))
 
 
 def edit(place: Path, change: Callable[[dict[str, Any]], object]) -> None:

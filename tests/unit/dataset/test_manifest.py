@@ -14,64 +14,29 @@ import pytest
 from helpers import make_dataset, make_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from manifests import canonical, make_manifest, sealed
 from refusals import refused, refuses
 
-from shardkit import Field, ShardkitError, UsageError
+from shardkit import ShardkitError, UsageError
 from shardkit.dataset.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
-    FieldEntry,
-    FileEntry,
-    Manifest,
-    ShardEntry,
     SplitsManifest,
     load_any_manifest,
     load_manifest,
     save_manifest,
 )
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
-from shardkit.errors import CorruptDataset, Problem
+from shardkit.errors import CorruptDataset
 from shardkit.system.files import SMALL_BYTES
 
 Change = Callable[[dict[str, Any]], object]
 
 
-def make_manifest() -> Manifest:
-    return Manifest(
-        format="lmdb",
-        rows=5,
-        content_digest="dd",
-        shards=(
-            ShardEntry(name="shard-000000.lmdb", bytes=10, sha256="aa", rows=3),
-            ShardEntry(name="shard-000001.lmdb", bytes=9, sha256="bb", rows=2),
-        ),
-        files=(FileEntry(name="index/rows.npy", bytes=288, sha256="cc"),),
-        fields={"cls": 5, "jpg": 5},
-        schema=(
-            FieldEntry.of("image", Field("image"), 5),
-            FieldEntry.of("label", Field("label", classes=("a",)), 5),
-        ),
-        classes=("bär", "ant\n", "\udcff"),
-        class_counts=(2, 3, 0),
-        raw_shape=(4, 5, 3),
-        recipe={"encode": "keep", "background": [1, 2, 3]},
-        source={"kind": "imagefolder", "limit": None},
-        notes={"orientation": 1},
-        skipped=(Problem(path="a/b.jpg", reason="it is empty"),),
-        ignored={"hidden": 2},
-        software={"shardkit": "0"},
-    )
-
-
-def canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
 def write(directory: Path, value: dict[str, Any], *, seal: bool = True) -> None:
     """Write a manifest as a forger would, with a correct digest if ``seal``."""
     if seal:
-        value.pop("digest", None)
-        value["digest"] = hashlib.sha256(canonical(value)).hexdigest()
+        value = json.loads(sealed(value))
     (directory / MANIFEST_NAME).write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
