@@ -19,7 +19,7 @@ from shardkit.dataset.index_reader import IndexReader
 from shardkit.dataset.manifest import FACTS_NAME, Manifest
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
 from shardkit.dataset.parts import entries_of, source_of
-from shardkit.errors import CorruptShard, UsageError
+from shardkit.errors import CorruptShard, UsageError, setting
 from shardkit.kinds.field import Field, Schema
 from shardkit.record import LABEL
 from shardkit.system.files import open_regular, sync
@@ -147,7 +147,7 @@ def _common_classes(shapes: Sequence[Shape]) -> tuple[str, ...] | None:
             f"label {label} is {quoted(names[label])} in {shape.path} but {quoted(classes[label])} "
             f"in {longest.path}. Records store labels, so the datasets cannot be combined",
             remedy=f"Convert both again with one list of all {len(union)} classes, for example "
-            "with --class-order FILE",
+            f"with {setting('class_order')}",
         )
     return classes
 

@@ -150,7 +150,8 @@ def require_alike(
     unknown = sorted(scan.splits.keys() - datasets.keys())
     if unknown and is_divided(first_sources(datasets)):
         raise UsageError(
-            f"{directory} was divided with --stratify, and dividing again would move its images",
+            f"{directory} was divided with {setting('stratify')}, and dividing again would move "
+            "its images",
             remedy=f"put the new images into folders {' and '.join(datasets)}",
         )
     if unknown:

@@ -20,7 +20,7 @@ SKIPPED = "skipped.jsonl"
 IGNORED = "ignored.jsonl"
 """Report of everything in the source that is not an image, and of images left out on request."""
 
-EXCLUDED = "excluded by --exclude"
+EXCLUDED = "excluded"
 """Reason of the images that a conversion left out because a list names them."""
 
 

@@ -213,7 +213,7 @@ def _image_sizes(dataset: Any) -> Positions:
         raise UsageError(
             f"all images of {dataset.path} are {height}x{width} raw pixels, so there is only one "
             "bucket",
-            remedy="convert it without --encode raw",
+            remedy=f"convert it without {setting('encode', 'raw')}",
         )
     sizes = _sizes_in_index(dataset)
     unknown = dataset.stored_rows(np.flatnonzero((sizes == 0).any(axis=1)))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import ConcatDataset, Subset
 
-from shardkit.errors import UsageError
+from shardkit.errors import UsageError, setting
 from shardkit.orders.weighted import BLOCK, GroupedOrder, WeightedOrder, block_counts, check_weights
 from shardkit.sampling.order import Order, Positions
 from shardkit.torch.data.nested import has_rows, inner_datasets
@@ -202,7 +202,8 @@ def _require_same_classes(dataset: Any) -> None:
             raise UsageError(
                 f"the datasets have different classes, {_show(first)} and "
                 f"{_show(list(classes))}, so equal labels would differ in meaning",
-                remedy="convert them with the same --class-order FILE, or set target_transform=",
+                remedy=f"convert them with the same {setting('class_order')}, or set "
+                f"{setting('target_transform')}",
             )
         first = list(classes)
 

@@ -13,7 +13,7 @@ from stated import done, stated
 
 from shardkit import UsageError, append, convert, open_dataset, repair, verify
 
-EXCLUDED = "excluded by --exclude"
+EXCLUDED = "excluded"
 LIST_HEAD = "# rows of the dataset with the content digest "
 
 
