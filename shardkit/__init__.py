@@ -16,7 +16,7 @@ _PUBLIC = {
     "conversion.convert": "convert",
     "changes.merge": "merge",
     "changes.splitting": "split",
-    "errors": "ShardkitError UsageError",
+    "errors": "ShardkitError",
     "exporting.export": "export",
     "kinds.field": "Field",
     "measure.bench.bench": "bench",
@@ -42,7 +42,6 @@ _PUBLIC = {
     "torch.monitor": "ThroughputMonitor",
     "torch.prefetch": "DevicePrefetcher Normalize",
     "torch.sampler": "EpochBatchSampler",
-    "torch.web_pipeline": "to_webdataset",
     "remote.download": "download",
     "remote.upload": "upload",
     "reporting.describe": "describe",
@@ -58,13 +57,9 @@ _NAMESPACES = {"fields": "changes.fields"}
 _WHERE = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 _WHERE |= _NAMESPACES
 
-_EXTRAS = ("lightning", "webdataset")
-"""Optional packages, each installed by the extra of its name."""
-
 __all__ = sorted([*_WHERE, "__version__"])  # noqa: PLE0605 - type checkers read __init__.pyi
-for _extra, _name in (("lightning", "ShardDataModule"), ("webdataset", "to_webdataset")):
-    if find_spec(_extra) is None:  # else `from shardkit import *` would fail
-        __all__.remove(_name)
+if find_spec("lightning") is None:  # else `from shardkit import *` would fail
+    __all__.remove("ShardDataModule")
 
 
 def __getattr__(name: str) -> Any:
@@ -73,12 +68,10 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(f"shardkit.{_WHERE[name]}")
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] not in _EXTRAS:
+        if error.name is None or error.name.split(".")[0] != "lightning":
             raise
-        extra = error.name.split(".")[0]
-        raise ModuleNotFoundError(
-            f"shardkit.{name} needs {extra}: pip install 'shardkit[{extra}]'", name=extra
-        ) from error
+        message = f"shardkit.{name} needs lightning: pip install 'shardkit[lightning]'"
+        raise ModuleNotFoundError(message, name="lightning") from error
     return module if name in _NAMESPACES else getattr(module, name)
 
 

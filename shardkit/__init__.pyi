@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from webdataset import DataPipeline
 
 from shardkit._version import __version__ as __version__
 from shardkit.attaching.attach import Attached
@@ -18,7 +17,6 @@ from shardkit.codecs.image import Color
 from shardkit.contracts import Source
 from shardkit.conversion.convert import Converted
 from shardkit.errors import ShardkitError as ShardkitError
-from shardkit.errors import UsageError as UsageError
 from shardkit.exporting.export import Exported, LayoutName
 from shardkit.kinds.field import Field as Field
 from shardkit.measure.bench.report import BenchReport
@@ -1142,83 +1140,6 @@ def make_loader(
     Raises:
         UsageError: If an option is out of range, options contradict each other or the dataset, or
             ``tuned`` is invalid.
-    """
-
-def to_webdataset(
-    path: str | PathLike[str],
-    transform: Function | ImageOp | Transforms | None = None,
-    target_transform: Function | None = None,
-    decode: Decode | Mapping[str, Decode] = "pil",
-    *,
-    fields: Sequence[str] | None = None,
-    follow: Sequence[str] = (),
-    as_dict: bool = False,
-    verify: bool | None = None,
-    view: int = 0,
-    windows: Windows | None = None,
-    split: str | None = None,
-    cache: str | PathLike[str] | None = None,
-    cache_limit: int | str | None = None,
-    root: str | PathLike[str] | None = None,
-    shuffle: bool | BlockShuffle | None = None,
-    seed: int | None = None,
-    rank: Rank | None = None,
-) -> DataPipeline:
-    """Return a `webdataset.DataPipeline` over a dataset, for code that uses such a pipeline.
-
-    It replaces ``wds.WebDataset(urls)``: it yields dicts with ``__key__``, the image, ``cls`` for
-    the label, and the other fields by name, and has the methods ``decode``, ``to_tuple``, ``map``,
-    ``batched``, ... The order is the same as for `shardkit.IterableTarDataset`: nodes and workers
-    divide samples, and each is read once. Shuffle with ``shuffle``, not in the pipeline, and call
-    ``set_epoch`` before each epoch.
-
-    Args:
-        path: The dataset's directory or URL, of any format.
-        transform: Applied to each image. An `ImageOp` works as if passed as ``decode``. A mapping
-            sets the transform of each field, or of several together: ``{("image", "mask"):
-            function}`` calls ``function(image, mask)``, which returns both.
-        target_transform: Applied to each label.
-        decode: Type of the images: ``pil`` for RGB images, ``numpy`` for uint8 of shape (height,
-            width, 3), ``torch`` for uint8 of shape (3, height, width) in channels-last memory,
-            ``bytes`` for the stored bytes. Images of other types (``--pixels``) keep their channels
-            and dtype, also in operations; ``pil`` requires a type that Pillow supports. An
-            `ImageOp`, such as ``RandomResizedCrop(224)``, crops while decoding and returns images
-            as ``torch`` does; it selects one crop for all images, masks, boxes and keypoints of a
-            row. A mapping sets each field separately; boxes and keypoints then follow ``image``.
-            Masks have the shape (height, width) and keep their values.
-        fields: Names of the fields to read, in this order. None means image and label, or all
-            fields of a dataset without images.
-        follow: Array fields of shape (channels, height, width), such as latents and heat maps, that
-            an `ImageOp` crops, scales and flips along with the image. They keep their grid: a
-            latent with one value per 8 x 8 pixels also has one per 8 x 8 pixels of the crop.
-        as_dict: Whether samples and batches are dicts by field name instead of tuples.
-        verify: Whether each read verifies the record's checksum. None does so for encoded images,
-            which costs about 3%, but not for raw pixels and arrays of one shape.
-        view: Number of this view, starting at 0. Datasets over the same images draw different
-            random numbers if their views differ, for example for two crops of each image.
-        windows: Neighboring rows that each sample contains; see `Windows`. Samples are then dicts,
-            images are tensors, and a transform receives a window.
-        split: Name of a split, such as ``train``: the folder of that name in ``path``.
-        cache: A local folder for shards of a dataset in an object store. Whole shards are fetched
-            ahead of time, once for all processes.
-        cache_limit: Maximum bytes of shards in the cache, as a number or a text such as ``"50GB"``.
-            The least recently used shards are evicted. None means no limit.
-        root: Folder of the archives of an attached dataset; None means where `shardkit.attach`
-            found them.
-        shuffle: False reads in stored order, True fully shuffles each epoch, and `BlockShuffle`
-            shuffles blocks of neighboring rows. None means False, or for a loader of an iterable
-            dataset, the dataset's setting. The same holds for the next two arguments.
-        seed: Selects the order and the random numbers of each epoch; None means 0.
-        rank: This rank's subset of each epoch. None uses the rank from ``torch.distributed``.
-
-    Returns:
-        With ``decode="bytes"``, image and label are bytes, as in a tar archive, and the image is
-        named after its type, such as ``jpg`` or ``png``: use WebDataset's ``decode``. Otherwise
-        they are decoded, and the image is named ``image``.
-
-    Raises:
-        UsageError: If there is no dataset at ``path``, or an option is unknown.
-        CorruptDataset: If the dataset's manifest is damaged.
     """
 
 def verify(

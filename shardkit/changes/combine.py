@@ -146,8 +146,8 @@ def _common_classes(shapes: Sequence[Shape]) -> tuple[str, ...] | None:
         raise UsageError(
             f"label {label} is {quoted(names[label])} in {shape.path} but {quoted(classes[label])} "
             f"in {longest.path}. Records store labels, so the datasets cannot be combined",
-            remedy=f"Convert both again with one list of all {len(union)} classes, for example "
-            f"with {setting('class_order')}",
+            remedy=f"Convert both again with {setting('class_order')} and one list of all "
+            f"{len(union)} classes",
         )
     return classes
 

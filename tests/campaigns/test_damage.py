@@ -32,8 +32,8 @@ from helpers import (
 )
 from hostile.damage import Damage, Outcome, Stock, damages, place_of
 
-from shardkit import ShardkitError, UsageError, make_loader, open_dataset, verify
-from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard
+from shardkit import ShardkitError, make_loader, open_dataset, verify
+from shardkit.errors import CorruptDataset, CorruptRecord, CorruptShard, UsageError
 from shardkit.recipe import Recipe
 from shardkit.testing.tools import call_in
 

@@ -18,9 +18,9 @@ from campaign import cases
 from helpers import DEADLINE, FORMATS, make_dataset, make_folder, python, tree
 from no_locks import can_refuse_locks, refuse_locks
 
-from shardkit import UsageError, append, describe, fields, make_loader, open_dataset, report, verify
+from shardkit import append, describe, fields, make_loader, open_dataset, report, verify
 from shardkit.dataset import handles
-from shardkit.errors import CorruptDataset
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.testing.tools import call_in
 from shardkit.verification.reindex import reindex
 

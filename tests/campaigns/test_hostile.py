@@ -33,7 +33,6 @@ from hostile.forging import WRONG, changed, leaves
 from scripts.fuzzing.targets import make
 from shardkit import (
     ShardkitError,
-    UsageError,
     attach,
     convert,
     export,
@@ -45,7 +44,7 @@ from shardkit import (
 )
 from shardkit.dataset.index import row_check
 from shardkit.dataset.manifest import load_manifest
-from shardkit.errors import CorruptDataset
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.sources import library_process
 from shardkit.system.files import sha256_of
 from shardkit.testing.tools import call_in

@@ -12,8 +12,8 @@ import pytest
 from helpers import jpeg, make_tree, png, python
 from refusals import refused
 
-from shardkit import UsageError, convert
-from shardkit.errors import BadImage, ConversionFailed
+from shardkit import convert
+from shardkit.errors import BadImage, ConversionFailed, UsageError
 from shardkit.sources.imagefolder import scan_imagefolder
 
 

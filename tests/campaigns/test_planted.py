@@ -16,20 +16,11 @@ from helpers import make_dataset, make_folder, make_tree, tree
 from hostile.damage import edit
 from refusals import refused
 
-from shardkit import (
-    ShardkitError,
-    UsageError,
-    append,
-    attach,
-    convert,
-    open_dataset,
-    repair,
-    verify,
-)
+from shardkit import ShardkitError, append, attach, convert, open_dataset, repair, verify
 from shardkit.cluster.work import commit
 from shardkit.conversion.staging import DATASET, WORK_NAME
 from shardkit.dataset.source import DatasetSource
-from shardkit.errors import CorruptDataset
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.system.files import write_atomically
 from shardkit.system.user_files import write_result
 

@@ -18,12 +18,12 @@ from helpers import invoke, jpeg, limit_memory, make_folder, make_tree
 from hostile.forging import WRONG, changed, leaves
 from refusals import refused
 
-from shardkit import ShardkitError, UsageError, open_dataset, open_source
+from shardkit import ShardkitError, open_dataset, open_source
 from shardkit.cluster.jobs import Jobs
 from shardkit.cluster.ledger import Ledger
 from shardkit.cluster.work import commit, plan_jobs
 from shardkit.contracts import Source
-from shardkit.errors import ConversionFailed
+from shardkit.errors import ConversionFailed, UsageError
 from shardkit.record import load_json
 from shardkit.sources import library_process
 from shardkit.testing.tools import call_in

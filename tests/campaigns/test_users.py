@@ -13,8 +13,9 @@ import pytest
 from helpers import make_dataset, make_folder, tree
 from refusals import refused
 
-from shardkit import UsageError, convert, verify
+from shardkit import convert, verify
 from shardkit.conversion.staging import WORK_NAME, open_staging
+from shardkit.errors import UsageError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="it needs root, to become other users")
 

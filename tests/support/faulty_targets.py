@@ -9,7 +9,6 @@ from collections import OrderedDict
 from pathlib import Path
 
 from scripts.fuzzing.target import Target, broken
-from shardkit import UsageError
 from shardkit.dataset import manifest
 from shardkit.dataset.manifest import (
     MANIFEST_NAME,
@@ -17,7 +16,7 @@ from shardkit.dataset.manifest import (
     load_any_manifest,
     save_manifest,
 )
-from shardkit.errors import CorruptDataset
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.record import load_json
 
 

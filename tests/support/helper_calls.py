@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shardkit import UsageError
-from shardkit.errors import BadImage
+from shardkit.errors import BadImage, UsageError
 
 
 class Special(UsageError):

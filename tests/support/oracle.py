@@ -19,8 +19,9 @@ from faulty import FAIL, NOTHING, SIGNAL_AFTER, SIGNAL_BEFORE, TEAR, Bench, Faul
 from helpers import jpeg, make_folder, make_tree, tree
 from power import LOST_BYTES, LOST_NAMES, Cut, Disk, files_by_inode
 
-from shardkit import UsageError, verify
+from shardkit import verify
 from shardkit.dataset.manifest import MANIFEST_NAME
+from shardkit.errors import UsageError
 
 WORK = ".shardkit-work"
 TRASH = ".shardkit-trash"

@@ -20,13 +20,12 @@ from shardkit import (
     EpochBatchSampler,
     IterableShardDataset,
     ShardDataset,
-    UsageError,
     make_loader,
     open_dataset,
 )
 from shardkit.cli.main import cli
 from shardkit.conversion.convert import Asked, plan_conversion
-from shardkit.errors import setting
+from shardkit.errors import UsageError, setting
 from shardkit.options import (
     about,
     changed,

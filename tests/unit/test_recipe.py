@@ -13,10 +13,10 @@ from PIL import Image, ImageCms, ImageOps
 from refusals import refused
 from table import for_each
 
-from shardkit import Field, UsageError
+from shardkit import Field
 from shardkit.codecs import planes
 from shardkit.codecs.image import FILTERS, decode, sniff
-from shardkit.errors import BadImage
+from shardkit.errors import BadImage, UsageError
 from shardkit.pipeline import convert_record
 from shardkit.recipe import RESIZE_MODES, Recipe, parse_size
 from shardkit.record import Record

@@ -6,8 +6,9 @@ import pytest
 from helpers import make_dataset, make_folder, python
 from refusals import refused
 
-from shardkit import UsageError, open_source
+from shardkit import open_source
 from shardkit.contracts import Format, SourceKind
+from shardkit.errors import UsageError
 from shardkit.registry import DEFAULT_SOURCE, format_names, get_format, get_source, source_names
 
 

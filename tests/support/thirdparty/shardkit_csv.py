@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardkit import UsageError
 from shardkit.contracts import Entry, Images, Scan, Source, SourceKind, SourceOptions
-from shardkit.errors import BadImage
+from shardkit.errors import BadImage, UsageError
 from shardkit.options import option
 from shardkit.record import Record, make_keys
 from shardkit.sources.images import image_record

@@ -19,17 +19,15 @@ from refusals import refused
 from stated import restate_json, stated
 from tars import PRODUCERS, NotInstalledError
 
-from shardkit import (
+from shardkit import attach, convert, describe, open_dataset, open_source, repair, verify
+from shardkit.errors import (
+    BadImages,
+    ConversionFailed,
+    CorruptDataset,
+    CorruptRecord,
+    CorruptShard,
     UsageError,
-    attach,
-    convert,
-    describe,
-    open_dataset,
-    open_source,
-    repair,
-    verify,
 )
-from shardkit.errors import BadImages, ConversionFailed, CorruptDataset, CorruptRecord, CorruptShard
 from shardkit.verification.reindex import reindex
 
 pytestmark = pytest.mark.usefixtures("state")

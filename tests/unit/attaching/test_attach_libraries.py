@@ -17,8 +17,8 @@ from foreign import pixels_of, write_lmdb
 from helpers import invoke, png, tree
 from refusals import refused
 
-from shardkit import UsageError, attach, convert, open_dataset, verify
-from shardkit.errors import ConversionFailed, CorruptRecord, CorruptShard
+from shardkit import attach, convert, open_dataset, verify
+from shardkit.errors import ConversionFailed, CorruptRecord, CorruptShard, UsageError
 from shardkit.registry import get_source
 from shardkit.sources import lmdb_reader
 

@@ -19,20 +19,11 @@ from PIL import Image
 from refusals import refused, refuses
 from stated import restate_json
 
-from shardkit import (
-    CenterCrop,
-    UsageError,
-    attach,
-    convert,
-    open_dataset,
-    open_source,
-    repair,
-    verify,
-)
+from shardkit import CenterCrop, attach, convert, open_dataset, open_source, repair, verify
 from shardkit.conversion.assemble import Assembly, ShardGroup, save_manifests
 from shardkit.dataset.index import TIMES, IndexSegment, as_rows, pack_row
 from shardkit.dataset.manifest import AttachedShard
-from shardkit.errors import BadImages, CorruptDataset, CorruptRecord
+from shardkit.errors import BadImages, CorruptDataset, CorruptRecord, UsageError
 from shardkit.kinds.field import default_schema
 from shardkit.recipe import Recipe
 from shardkit.system.npy import save_npy

@@ -29,7 +29,6 @@ from stated import done, restate_json, stated
 from shardkit import (
     Field,
     ShardDataset,
-    UsageError,
     append,
     attach,
     convert,
@@ -42,7 +41,7 @@ from shardkit import (
     repair,
     verify,
 )
-from shardkit.errors import BadImages, CorruptDataset
+from shardkit.errors import BadImages, CorruptDataset, UsageError
 
 MORE = {"cat/new.jpg": jpeg(seed=8), "bird/1.png": png(seed=9), "bird/2.png": png(seed=10)}
 """Images of an existing and a new class."""
@@ -228,7 +227,7 @@ def test_images_are_divided_as_those_of_the_dataset(tmp_path: Path) -> None:
 def test_a_stratified_division_is_not_extended(tmp_path: Path, more: Path) -> None:
     place = tmp_path / "made"
     convert(make_folder(tmp_path / "photos", each=10), place, to="lmdb", val=0.3, stratify=True)
-    with refused(UsageError, "--stratify", "train and val"):
+    with refused(UsageError, "stratify=", "train and val"):
         append(place, more)
     assert append(place, make_tree(tmp_path / "x", {"val/cat/1.png": png()})).images == 1
 
@@ -442,7 +441,7 @@ def test_conflicts_are_named(place: Path, folder: Path, tmp_path: Path) -> None:
         ),
         (
             converted("classes", {"dog/x.jpg": jpeg()}),
-            ("'dog'", "'cat'", "--class-order"),
+            ("'dog'", "'cat'", "class_order="),
         ),
         (converted("format", {"cat/x.jpg": jpeg()}, to="hdf5"), ("lmdb", "hdf5")),
         (converted("recipe", {"cat/x.jpg": jpeg()}, resize="8x8"), ("resize", "[8, 8]")),

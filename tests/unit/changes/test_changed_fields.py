@@ -36,7 +36,6 @@ import shardkit
 from shardkit import (
     Balanced,
     Field,
-    UsageError,
     append,
     attach,
     convert,
@@ -53,7 +52,7 @@ from shardkit import (
     verify,
 )
 from shardkit.changes import field_table
-from shardkit.errors import BadImages, CorruptDataset, StateMismatch
+from shardkit.errors import BadImages, CorruptDataset, StateMismatch, UsageError
 from shardkit.verification.reindex import reindex
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "layers_of_tars.py"

@@ -20,12 +20,20 @@ from helpers import DEADLINE, execute, make_folder, python, run, run_main, shard
 from refusals import refused, refuses
 
 import shardkit
-from shardkit import UsageError, convert
+from shardkit import convert
 from shardkit.cli import main
 from shardkit.cli.main import cli
 from shardkit.cli.printing import some
 from shardkit.cli.run import flags_of
-from shardkit.errors import ConversionFailed, CorruptDataset, Problem, located, setting, spelled
+from shardkit.errors import (
+    ConversionFailed,
+    CorruptDataset,
+    Problem,
+    UsageError,
+    located,
+    setting,
+    spelled,
+)
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/some/file")
 

@@ -22,13 +22,13 @@ from helpers import invoke, make_dataset, make_folder, make_tree, tree, wait_unt
 from refusals import refused, refuses
 from stated import done, stated
 
-from shardkit import ShardkitError, UsageError, convert, describe
+from shardkit import ShardkitError, convert, describe
 from shardkit.cluster.executors import open_cluster
 from shardkit.cluster.jobs import Jobs
 from shardkit.cluster.ledger import Ledger
 from shardkit.cluster.work import commit, plan_jobs, work
 from shardkit.conversion.task import new_result
-from shardkit.errors import BadImages, NotPublished
+from shardkit.errors import BadImages, NotPublished, UsageError
 from shardkit.system.pool import Progress
 
 OPTIONS: dict[str, Any] = {"to": "lmdb", "resize": 16, "shard_samples": 4}

@@ -25,8 +25,9 @@ import pytest
 from helpers import make_folder, run, tree, wait_until
 from refusals import refused
 
-from shardkit import UsageError, convert
+from shardkit import convert
 from shardkit.cluster.executors import open_cluster
+from shardkit.errors import UsageError
 from shardkit.testing.tools import call_in
 
 pytestmark = [

@@ -19,12 +19,12 @@ from buckets import BUCKET, SECRET, Bucket
 from helpers import invoke, make_dataset, make_folder, tree
 from refusals import refused, refuses
 
-from shardkit import ShardkitError, UsageError, convert, describe, upload
+from shardkit import ShardkitError, convert, describe, upload
 from shardkit.cluster.jobs import open_jobs, receive_results
 from shardkit.cluster.ledger import BucketLedger, Ledger, local_folder
 from shardkit.cluster.work import commit, plan_jobs
 from shardkit.conversion.plan import Plan
-from shardkit.errors import BadImages, ConversionFailed, DiskFull
+from shardkit.errors import BadImages, ConversionFailed, DiskFull, UsageError
 from shardkit.remote import bucket as bucket_module
 from shardkit.remote import objects
 from shardkit.remote import upload as upload_module

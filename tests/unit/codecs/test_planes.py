@@ -23,12 +23,11 @@ from PIL import Image, ImageFile
 from refusals import refused
 from table import for_each
 
-from shardkit import UsageError
 from shardkit.codecs import planes
 from shardkit.codecs.geometry import Region
 from shardkit.codecs.image import decode
 from shardkit.codecs.structure import jpeg_coefficient_bytes
-from shardkit.errors import BadImage
+from shardkit.errors import BadImage, UsageError
 from shardkit.pipeline import convert_record
 from shardkit.recipe import Recipe
 from shardkit.record import Record

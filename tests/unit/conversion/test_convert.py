@@ -16,8 +16,8 @@ from interrupted import converted, is_whole, made, stopped, without_work
 from refusals import refused, refuses
 from stated import WORK, being_written, stated
 
-from shardkit import UsageError, convert, open_dataset, open_source
-from shardkit.errors import BadImages
+from shardkit import convert, open_dataset, open_source
+from shardkit.errors import BadImages, UsageError
 
 # What comes out.
 

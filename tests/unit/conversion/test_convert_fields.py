@@ -12,10 +12,10 @@ from hostile.forging import restate
 from kinds import FIELDS, SAMPLES, SCHEMA, contents
 from refusals import refused
 
-from shardkit import UsageError, convert, repair, verify
+from shardkit import convert, repair, verify
 from shardkit.dataset.manifest import FieldEntry, Manifest
 from shardkit.dataset.shardset import open_shards
-from shardkit.errors import CorruptDataset
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.system.files import sha256_of
 
 FORMATS = ("hdf5", "lmdb", "webdataset")

@@ -15,14 +15,14 @@ from helpers import jpeg, make_folder, run_main, tree
 from interrupted import converted, is_whole, made, stopped
 from refusals import refused
 
-from shardkit import ShardkitError, UsageError
+from shardkit import ShardkitError
 from shardkit.contracts import Entry
 from shardkit.conversion import disk as space_module
 from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan, plan_conversion
 from shardkit.conversion.disk import DiskReservation, as_failure
 from shardkit.conversion.plan import ConvertOptions
-from shardkit.errors import ConversionFailed, DiskFull
+from shardkit.errors import ConversionFailed, DiskFull, UsageError
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder
 from shardkit.system.files import Reservation
 from shardkit.testing.tools import call_in

@@ -16,10 +16,10 @@ from helpers import jpeg, make_folder, make_tree, tree
 from interrupted import stopped
 from refusals import refused
 
-from shardkit import UsageError, convert, open_dataset, verify
+from shardkit import convert, open_dataset, verify
 from shardkit.conversion import exchange as module
 from shardkit.conversion.staging import WORK_NAME
-from shardkit.errors import ConversionFailed
+from shardkit.errors import ConversionFailed, UsageError
 from shardkit.system import files
 
 STEPS = ("rename", "replace", "unlink", "rmdir", "mkdir", "link")

@@ -11,7 +11,8 @@ from helpers import invoke, jpeg, make_folder, make_tree, tree
 from refusals import refused, refuses
 from stated import done, stated
 
-from shardkit import UsageError, append, convert, open_dataset, repair, verify
+from shardkit import append, convert, open_dataset, repair, verify
+from shardkit.errors import UsageError
 
 EXCLUDED = "excluded"
 LIST_HEAD = "# rows of the dataset with the content digest "

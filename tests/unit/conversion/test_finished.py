@@ -13,7 +13,8 @@ from helpers import invoke, jpeg, make_folder, make_tree, tree
 from refusals import refused
 from stated import restate_json
 
-from shardkit import UsageError, convert
+from shardkit import convert
+from shardkit.errors import UsageError
 
 
 def run(source: Path, target: Path, **options: Any) -> Any:

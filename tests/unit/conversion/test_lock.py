@@ -15,9 +15,8 @@ import pytest
 from helpers import make_tree, tree
 from refusals import refused
 
-from shardkit import UsageError
 from shardkit.conversion.lock import locked, require_dead
-from shardkit.errors import ConversionFailed
+from shardkit.errors import ConversionFailed, UsageError
 
 
 @pytest.fixture

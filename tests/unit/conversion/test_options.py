@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from refusals import refused
 
-from shardkit import UsageError
 from shardkit.conversion.plan import spell_bytes
+from shardkit.errors import UsageError
 from shardkit.recipe import Recipe, parse_color, parse_size, spell_color, spell_size
 from shardkit.system.text import parse_bytes
 

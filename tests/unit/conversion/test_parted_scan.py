@@ -15,7 +15,7 @@ import pytest
 from helpers import make_folder, make_tree, png, tree
 from refusals import refused
 
-from shardkit import ShardkitError, UsageError, convert
+from shardkit import ShardkitError, convert
 from shardkit.cluster.jobs import Jobs
 from shardkit.cluster.ledger import Ledger
 from shardkit.cluster.work import commit, plan_jobs, write_plan
@@ -25,7 +25,7 @@ from shardkit.conversion.build_all import Builder
 from shardkit.conversion.convert import convert_scan, plan_source
 from shardkit.conversion.exclude import exclude_listed
 from shardkit.conversion.plan import ConvertOptions, make_plan
-from shardkit.errors import BadImages, DiskFull
+from shardkit.errors import BadImages, DiskFull, UsageError
 from shardkit.recipe import Recipe
 from shardkit.sources.divided import divided
 from shardkit.sources.imagefolder import ImageFolder

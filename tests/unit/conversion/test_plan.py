@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from refusals import refused
 from table import for_each
 
-from shardkit import UsageError
 from shardkit.contracts import Entry, Images, Scan
 from shardkit.conversion import plan as module
 from shardkit.conversion.convert import convert_scan
 from shardkit.conversion.entry_files import dump_entries, load_entries
 from shardkit.conversion.plan import ConvertOptions, Plan, make_plan
 from shardkit.conversion.stored_order import stored_order
+from shardkit.errors import UsageError
 from shardkit.recipe import Recipe
 from shardkit.record import MAX_KEY_BYTES, NO_LABEL, dump_json
 from shardkit.sources.imagefolder import ImageFolder, scan_imagefolder

@@ -15,8 +15,8 @@ from pyarrow import parquet
 from refusals import refused
 from stated import done, has_compiled_module
 
-from shardkit import CenterCrop, UsageError, convert, export, make_loader, open_dataset
-from shardkit.errors import DiskFull
+from shardkit import CenterCrop, convert, export, make_loader, open_dataset
+from shardkit.errors import DiskFull, UsageError
 
 pytestmark = pytest.mark.skipif(not has_compiled_module(), reason="it writes planes")
 

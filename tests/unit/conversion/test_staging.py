@@ -19,7 +19,7 @@ import pytest
 from helpers import make_folder, make_tree, tree
 from refusals import refused
 
-from shardkit import ShardkitError, UsageError, convert
+from shardkit import ShardkitError, convert
 from shardkit.conversion import fingerprint, staging
 from shardkit.conversion.fingerprint import ConversionFingerprint
 from shardkit.conversion.staging import (
@@ -29,7 +29,7 @@ from shardkit.conversion.staging import (
     check_target,
     open_staging,
 )
-from shardkit.errors import ConversionFailed, CorruptDataset
+from shardkit.errors import ConversionFailed, CorruptDataset, UsageError
 from shardkit.sources.imagefolder import ImageFolder
 
 

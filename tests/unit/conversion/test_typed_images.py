@@ -16,8 +16,8 @@ from PIL import Image
 from refusals import refused, refuses
 from stated import done, restate_json, stated
 
-from shardkit import Field, UsageError, convert, export, open_dataset, open_source, verify
-from shardkit.errors import BadImages, CorruptDataset
+from shardkit import Field, convert, export, open_dataset, open_source, verify
+from shardkit.errors import BadImages, CorruptDataset, UsageError
 
 Pixels = npt.NDArray[Any]
 SHAPE = (20, 30, 1)

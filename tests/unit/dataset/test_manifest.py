@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from manifests import canonical, make_manifest, sealed
 from refusals import refused, refuses
 
-from shardkit import ShardkitError, UsageError
+from shardkit import ShardkitError
 from shardkit.dataset.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
@@ -27,7 +27,7 @@ from shardkit.dataset.manifest import (
     save_manifest,
 )
 from shardkit.dataset.opened import OpenedDataset, OpenedDirectory
-from shardkit.errors import CorruptDataset
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.system.files import SMALL_BYTES
 
 Change = Callable[[dict[str, Any]], object]

@@ -14,8 +14,8 @@ from helpers import FORMATS, make_dataset, make_folder
 from hostile.damage import restate_files, with_checks
 from refusals import refused
 
-from shardkit import ShardDataset, UsageError, open_dataset
-from shardkit.errors import CorruptDataset, CorruptRecord
+from shardkit import ShardDataset, open_dataset
+from shardkit.errors import CorruptDataset, CorruptRecord, UsageError
 
 ROWS = 9
 INDEX = "index/rows.npy"

@@ -15,8 +15,8 @@ from helpers import FORMATS, invoke, jpeg, make_dataset, make_folder, make_tree
 from hostile.damage import restate_files, with_checks
 from refusals import refused, refuses
 
-from shardkit import UsageError, convert, merge, open_dataset, open_source, repair, verify
-from shardkit.errors import BadImages, CorruptDataset
+from shardkit import convert, merge, open_dataset, open_source, repair, verify
+from shardkit.errors import BadImages, CorruptDataset, UsageError
 
 
 @pytest.fixture(scope="module")

@@ -34,8 +34,8 @@ from PIL import Image
 from refusals import refused, refuses
 from stated import restate_json
 
-from shardkit import Field, UsageError, convert, export
-from shardkit.errors import ConversionFailed, CorruptDataset
+from shardkit import Field, convert, export
+from shardkit.errors import ConversionFailed, CorruptDataset, UsageError
 from shardkit.exporting.output import OutputFolder
 from shardkit.testing.tools import call_in
 

@@ -10,7 +10,8 @@ import pytest
 from helpers import encoded, exif, jpeg, make_tree, picture
 from refusals import refused
 
-from shardkit import UsageError, convert, export, open_dataset, open_source
+from shardkit import convert, export, open_dataset, open_source
+from shardkit.errors import UsageError
 
 yaml = pytest.importorskip("yaml")
 JPEG = jpeg(40, 20)

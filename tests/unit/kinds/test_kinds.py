@@ -16,9 +16,9 @@ from PIL import Image
 from refusals import refused
 from table import for_each
 
-from shardkit import Field, UsageError, convert, export, open_dataset, verify
+from shardkit import Field, convert, export, open_dataset, verify
 from shardkit.dataset.shardset import open_shards
-from shardkit.errors import BadImages
+from shardkit.errors import BadImages, UsageError
 from shardkit.kinds import field as fields
 from shardkit.kinds.field import KINDS, Kind, Packed, Stack, all_kinds, get_kind
 from shardkit.reporting.records import describe_record

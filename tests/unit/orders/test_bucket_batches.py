@@ -16,16 +16,8 @@ from PIL import Image
 from refusals import refused, refuses
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-from shardkit import (
-    Buckets,
-    CenterCrop,
-    EpochBatchSampler,
-    Rank,
-    UsageError,
-    make_loader,
-    open_dataset,
-)
-from shardkit.errors import StateMismatch
+from shardkit import Buckets, CenterCrop, EpochBatchSampler, Rank, make_loader, open_dataset
+from shardkit.errors import StateMismatch, UsageError
 from shardkit.orders.bucket_order import (
     BucketOrder,
     BucketSizes,

@@ -17,7 +17,8 @@ from loading import make_datasets
 from refusals import refused
 from torch.utils.data import ConcatDataset, Subset
 
-from shardkit import Balanced, Mixture, UsageError, Weighted, make_loader, open_dataset
+from shardkit import Balanced, Mixture, Weighted, make_loader, open_dataset
+from shardkit.errors import UsageError
 from shardkit.orders.weighted import (
     BLOCK,
     GroupedOrder,

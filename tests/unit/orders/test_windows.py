@@ -19,13 +19,13 @@ from torch.utils.data import DataLoader
 from shardkit import (
     CenterCrop,
     RandomResizedCrop,
-    UsageError,
     Windows,
     convert,
     make_loader,
     open_dataset,
     with_rng,
 )
+from shardkit.errors import UsageError
 from shardkit.orders.neighbors import Neighbors
 
 EPISODES, FRAMES = 3, 7

@@ -14,8 +14,8 @@ from helpers import contents, encoded, invoke, png
 from PIL import Image
 from refusals import refused
 
-from shardkit import ShardkitError, UsageError, convert, open_source, repair, verify
-from shardkit.errors import BadImage, BadImages
+from shardkit import ShardkitError, convert, open_source, repair, verify
+from shardkit.errors import BadImage, BadImages, UsageError
 
 URL = f"s3://{BUCKET}/photos"
 IMAGES = {

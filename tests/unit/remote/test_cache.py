@@ -12,8 +12,8 @@ import pytest
 from helpers import python, wait_until
 from refusals import refused
 
-from shardkit import ShardkitError, UsageError
-from shardkit.errors import CorruptDataset, CorruptShard
+from shardkit import ShardkitError
+from shardkit.errors import CorruptDataset, CorruptShard, UsageError
 from shardkit.remote import cache as cache_module
 from shardkit.remote.cache import Cache, Fill, RemoteFile, open_cache, pin
 

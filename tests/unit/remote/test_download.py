@@ -13,7 +13,8 @@ from buckets import BUCKET, SECRET, Bucket
 from helpers import contents, jpeg, make_tree, run_main, tree
 from refusals import refused, refuses
 
-from shardkit import UsageError, convert, download, open_source
+from shardkit import convert, download, open_source
+from shardkit.errors import UsageError
 
 URL = f"s3://{BUCKET}/in/x-{{00..02}}.tar"
 

@@ -16,10 +16,10 @@ from buckets import BUCKET, Bucket
 from helpers import DEADLINE, make_dataset, tree, wait_until
 from refusals import refused
 
-from shardkit import ShardkitError, UsageError, download, open_dataset, upload, verify
+from shardkit import ShardkitError, download, open_dataset, upload, verify
 from shardkit.cluster.jobs import open_jobs
 from shardkit.cluster.work import commit, plan_jobs
-from shardkit.errors import CorruptDataset
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.remote import client, fetch, objects
 from shardkit.remote.cache import BLOCK, Cache, RemoteFile, open_cache
 from shardkit.remote.process import call

@@ -19,8 +19,8 @@ from helpers import DEADLINE, encoded, make_dataset, make_folder, wait_until
 from PIL import Image
 from refusals import refused
 
-from shardkit import ShardDataset, ShardkitError, UsageError, convert, make_loader, open_dataset
-from shardkit.errors import CorruptShard
+from shardkit import ShardDataset, ShardkitError, convert, make_loader, open_dataset
+from shardkit.errors import CorruptShard, UsageError
 from shardkit.remote import client, whole
 from shardkit.remote.client import ObjectStore
 from shardkit.remote.store import Listed, Missing

@@ -12,8 +12,8 @@ from buckets import BUCKET, SECRET, Bucket
 from helpers import copy_dataset, make_dataset, make_folder, run_main
 from refusals import refused, refuses
 
-from shardkit import ShardkitError, UsageError, convert, upload
-from shardkit.errors import CorruptDataset
+from shardkit import ShardkitError, convert, upload
+from shardkit.errors import CorruptDataset, UsageError
 
 URL = f"s3://{BUCKET}/data"
 CLAIM = ".shardkit-upload.json"

@@ -13,7 +13,8 @@ from buckets import BUCKET, Bucket
 from helpers import copy_dataset, make_folder, make_tree, run_main
 from refusals import refused
 
-from shardkit import ShardkitError, UsageError, attach, convert, open_dataset, upload, verify
+from shardkit import ShardkitError, attach, convert, open_dataset, upload, verify
+from shardkit.errors import UsageError
 from shardkit.remote import objects
 from shardkit.remote import verification as remote
 from shardkit.remote.process import call

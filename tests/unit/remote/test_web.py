@@ -14,8 +14,8 @@ from clocks import Clock
 from refusals import refused
 from table import for_each
 
-from shardkit import ShardkitError, UsageError
-from shardkit.errors import CorruptShard
+from shardkit import ShardkitError
+from shardkit.errors import CorruptShard, UsageError
 from shardkit.remote import client
 from shardkit.remote import store as store_module
 from shardkit.remote.store import Missing, open_store

@@ -20,8 +20,8 @@ from helpers import (
 from refusals import refused
 from stated import stated
 
-from shardkit import UsageError, describe, upload
-from shardkit.errors import CorruptDataset
+from shardkit import describe, upload
+from shardkit.errors import CorruptDataset, UsageError
 
 
 def test_a_dataset_is_described(folder: Path, tmp_path: Path) -> None:

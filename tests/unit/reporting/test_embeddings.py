@@ -12,7 +12,8 @@ from helpers import encoded, invoke, make_dataset, make_tree, png
 from planted_faults import scene
 from refusals import refused, refuses
 
-from shardkit import UsageError, fields, open_dataset, report
+from shardkit import fields, open_dataset, report
+from shardkit.errors import UsageError
 
 EACH, VALUES = 40, 16
 CLASSES = "abc"

@@ -16,11 +16,11 @@ from PIL import Image, ImageFilter, ImageOps
 from planted_faults import FAULTS, planted, scene
 from refusals import refused
 
-from shardkit import UsageError, convert, report
+from shardkit import convert, report
 from shardkit.dataset.manifest import FACTS_NAME
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.shardset import ShardSet, open_shards
-from shardkit.errors import CorruptRecord
+from shardkit.errors import CorruptRecord, UsageError
 from shardkit.record import STORED_KINDS
 from shardkit.reporting import neighbors, similar
 from shardkit.reporting.copies import Copies, RowPairs, connected

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from pairwise import pairwise
 from refusals import refused
 
-from shardkit import BlockShuffle, UsageError
+from shardkit import BlockShuffle
+from shardkit.errors import UsageError
 from shardkit.sampling.epochs import Epochs
 from shardkit.sampling.order import Draws, Order, Positions, derive_key, mix, permute
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from shardkit import Rank, UsageError
+from shardkit import Rank
+from shardkit.errors import UsageError
 from shardkit.sampling.ranks import (
     REMAINDERS,
     Remainder,

@@ -16,8 +16,8 @@ from pycocotools import mask as masks
 from pycocotools.coco import COCO
 from refusals import refused
 
-from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
-from shardkit.errors import BadImages
+from shardkit import convert, open_dataset, open_source, repair, verify
+from shardkit.errors import BadImages, UsageError
 
 IMAGES = [png(40, 30, seed) for seed in range(3)]
 POINTS = [10, 11, 2, 12, 13, 1]

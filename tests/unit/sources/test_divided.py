@@ -15,9 +15,9 @@ from refusals import refused
 from table import for_each
 
 import shardkit
-from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
+from shardkit import convert, open_dataset, open_source, repair, verify
 from shardkit.dataset.manifest import load_manifest
-from shardkit.errors import CorruptDataset
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.sources.divided import Division, reopen
 
 PATHS = [f"{'cat' if n % 5 else 'dog'}/{n % 7}/{n}.png" for n in range(70)]

@@ -13,11 +13,12 @@ from helpers import make_tree, png
 from refusals import refused
 from table import for_each
 
-from shardkit import UsageError, convert, open_source
+from shardkit import convert, open_source
 from shardkit.contracts import SourceOptions, StoredEntries, recorded
 from shardkit.conversion.exclude import exclude_listed
 from shardkit.conversion.plan import ConvertOptions, make_plan
 from shardkit.dataset import source as dataset_source
+from shardkit.errors import UsageError
 from shardkit.options import option
 from shardkit.registry import get_source, source_names
 from shardkit.sources import row_log

@@ -19,7 +19,8 @@ from hostile.foreign_shards import BetonColumn, write_beton
 from refusals import refused
 from table import for_each
 
-from shardkit import UsageError, attach, convert, open_dataset, open_source, verify
+from shardkit import attach, convert, open_dataset, open_source, verify
+from shardkit.errors import UsageError
 from shardkit.kinds import values
 from shardkit.torch.data.images import DecodeName
 

@@ -14,7 +14,8 @@ from helpers import png, run_main
 from refusals import refused, refuses
 from table import for_each
 
-from shardkit import UsageError, convert, open_dataset, open_source, verify
+from shardkit import convert, open_dataset, open_source, verify
+from shardkit.errors import UsageError
 
 PIXELS = np.random.default_rng(1).integers(0, 256, (4, 9, 7, 3), np.uint8)
 FILES = [png(8, 6, seed) for seed in range(4)]

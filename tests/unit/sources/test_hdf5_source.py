@@ -12,7 +12,8 @@ from foreign import pixels_of
 from helpers import png
 from refusals import refused
 
-from shardkit import Field, UsageError, attach, convert, open_dataset, open_source, verify
+from shardkit import Field, attach, convert, open_dataset, open_source, verify
+from shardkit.errors import UsageError
 
 PICTURES = [png(8, 6, seed) for seed in range(3)]
 PIXELS = np.stack([pixels_of(data) for data in PICTURES])

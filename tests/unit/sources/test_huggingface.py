@@ -15,8 +15,8 @@ from foreign import arrow_table, make_parquet, make_saved
 from helpers import invoke, jpeg, png, python, run_main, tree
 from refusals import refused
 
-from shardkit import UsageError, convert, export, open_dataset, open_source, verify
-from shardkit.errors import BadImage, BadImages
+from shardkit import convert, export, open_dataset, open_source, verify
+from shardkit.errors import BadImage, BadImages, UsageError
 
 IMAGES = {"cat/1.png": png(seed=1), "dog/2.jpg": jpeg(seed=2), "cat/3.png": png(seed=3)}
 

@@ -12,8 +12,8 @@ from helpers import encoded, exif, jpeg, make_tree, picture, png
 from PIL import Image, ImageOps
 from refusals import refused
 
-from shardkit import UsageError, convert, open_dataset, open_source
-from shardkit.errors import BadImage
+from shardkit import convert, open_dataset, open_source
+from shardkit.errors import BadImage, UsageError
 
 JPEG = jpeg()
 PNG = png()

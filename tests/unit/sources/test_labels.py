@@ -20,7 +20,8 @@ from refusals import refused, refuses
 from table import for_each
 from tars import PRODUCERS
 
-from shardkit import UsageError, convert, open_dataset, open_source
+from shardkit import convert, open_dataset, open_source
+from shardkit.errors import UsageError
 
 NAN = float("nan")
 

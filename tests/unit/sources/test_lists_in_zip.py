@@ -15,8 +15,8 @@ from foreign import problems
 from helpers import jpeg, make_tree, png, run_main
 from refusals import refused, refuses
 
-from shardkit import UsageError, convert, diff, open_dataset, open_source, repair, verify
-from shardkit.errors import BadImage, BadImages
+from shardkit import convert, diff, open_dataset, open_source, repair, verify
+from shardkit.errors import BadImage, BadImages, UsageError
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 

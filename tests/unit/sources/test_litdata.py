@@ -15,7 +15,8 @@ from foreign import pixels_of
 from PIL import Image
 from refusals import refused
 
-from shardkit import UsageError, attach, convert, open_dataset, open_source, verify
+from shardkit import attach, convert, open_dataset, open_source, verify
+from shardkit.errors import UsageError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "litdata"
 

@@ -13,8 +13,8 @@ from forked import end_helpers
 from helpers import png, run_main
 from refusals import refused
 
-from shardkit import UsageError, attach, convert, open_dataset, open_source, repair, verify
-from shardkit.errors import BadImage, BadImages
+from shardkit import attach, convert, open_dataset, open_source, repair, verify
+from shardkit.errors import BadImage, BadImages, UsageError
 
 A, B, C = (png(8, 6, seed) for seed in range(3))
 

@@ -19,9 +19,9 @@ from refusals import refused
 from repairing import flip
 from table import for_each
 
-from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
+from shardkit import convert, open_dataset, open_source, repair, verify
 from shardkit.dataset.manifest import load_manifest
-from shardkit.errors import ConversionFailed
+from shardkit.errors import ConversionFailed, UsageError
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -12,8 +12,8 @@ from helpers import jpeg, make_tree, png
 from PIL import Image
 from refusals import refused
 
-from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
-from shardkit.errors import BadImages
+from shardkit import convert, open_dataset, open_source, repair, verify
+from shardkit.errors import BadImages, UsageError
 
 JPEG = jpeg(24, 16)
 MASK = png(24, 16, mode="L")

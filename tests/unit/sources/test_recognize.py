@@ -14,8 +14,8 @@ from foreign import MAKERS
 from helpers import jpeg, make_tree, png, run_main
 from refusals import refused, refuses
 
-from shardkit import UsageError, convert, open_dataset, open_source
-from shardkit.errors import BadImages
+from shardkit import convert, open_dataset, open_source
+from shardkit.errors import BadImages, UsageError
 from shardkit.sources.recognize import note_other_classes, recognized
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")

@@ -27,9 +27,9 @@ from refusals import refused
 from table import for_each
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from shardkit import Field, UsageError, convert, open_dataset, verify
+from shardkit import Field, convert, open_dataset, verify
 from shardkit.dataset.shardset import ShardSet, open_shards
-from shardkit.errors import BadImages
+from shardkit.errors import BadImages, UsageError
 from shardkit.sources.samples import Samples
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 3), np.uint8)

@@ -11,8 +11,9 @@ import pytest
 from foreign import MAKERS, Maker
 from helpers import make_tree, png
 
-from shardkit import UsageError, open_source
+from shardkit import open_source
 from shardkit.contracts import Entry, SourceKind
+from shardkit.errors import UsageError
 from shardkit.record import Record
 from shardkit.registry import get_source, source_names
 from shardkit.sources.imagefolder import ImageFolder

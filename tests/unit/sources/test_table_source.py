@@ -17,8 +17,8 @@ from foreign import pixels_of, problems, write_table
 from helpers import invoke, jpeg, make_tree, png, run_main
 from refusals import refused, refuses
 
-from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
-from shardkit.errors import BadImage, BadImages
+from shardkit import convert, open_dataset, open_source, repair, verify
+from shardkit.errors import BadImage, BadImages, UsageError
 from shardkit.registry import get_source
 
 IMAGES = [png(8, 6, seed) for seed in range(3)]

@@ -10,7 +10,8 @@ from helpers import png, run_main
 from refusals import refused
 from table import for_each
 
-from shardkit import UsageError, open_source
+from shardkit import open_source
+from shardkit.errors import UsageError
 
 
 @pytest.fixture(scope="module")

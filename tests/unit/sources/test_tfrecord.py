@@ -16,9 +16,9 @@ from helpers import png, run_main
 from refusals import refused
 from table import for_each
 
-from shardkit import UsageError, convert, open_dataset, open_source, verify
+from shardkit import convert, open_dataset, open_source, verify
 from shardkit.dataset.shardset import open_shards
-from shardkit.errors import BadImage
+from shardkit.errors import BadImage, UsageError
 from shardkit.registry import get_source
 from shardkit.sources.crc32c import crc32c
 from shardkit.sources.inputs import OpenedFile

@@ -14,7 +14,8 @@ import pytest
 from helpers import invoke, jpeg, make_tree, tree
 from refusals import refused
 
-from shardkit import UsageError, convert, open_dataset, open_source, verify
+from shardkit import convert, open_dataset, open_source, verify
+from shardkit.errors import UsageError
 from shardkit.testing import SourceConformance
 
 pytestmark = pytest.mark.usefixtures("third_party")

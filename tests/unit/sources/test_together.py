@@ -15,8 +15,8 @@ import pytest
 from helpers import jpeg, make_tree, run_main
 from refusals import refused, refuses
 
-from shardkit import UsageError, attach, convert, open_dataset, open_source, repair, verify
-from shardkit.errors import CorruptDataset
+from shardkit import attach, convert, open_dataset, open_source, repair, verify
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.sources.opening import reopen
 
 

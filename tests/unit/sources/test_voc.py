@@ -10,8 +10,8 @@ from foreign import write_voc
 from helpers import make_tree, png
 from refusals import refused
 
-from shardkit import UsageError, convert, open_dataset, open_source, repair, verify
-from shardkit.errors import BadImages
+from shardkit import convert, open_dataset, open_source, repair, verify
+from shardkit.errors import BadImages, UsageError
 
 
 def scan(path: str | Path, **options: Any) -> Any:

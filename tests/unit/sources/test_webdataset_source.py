@@ -17,8 +17,8 @@ from PIL import Image
 from refusals import refused
 from tars import LONG, PRODUCERS, SHORT_NAMES, NotInstalledError
 
-from shardkit import UsageError, convert, open_dataset, open_source, verify
-from shardkit.errors import BadImage, BadImages
+from shardkit import convert, open_dataset, open_source, verify
+from shardkit.errors import BadImage, BadImages, UsageError
 from shardkit.sources.inputs import OpenedFile
 from shardkit.sources.tar_members import content, members
 

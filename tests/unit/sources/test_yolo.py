@@ -12,8 +12,8 @@ from helpers import exif, jpeg, make_tree, png
 from PIL import Image
 from refusals import refused, refuses
 
-from shardkit import UsageError, convert, open_dataset, open_source, verify
-from shardkit.errors import BadImages
+from shardkit import convert, open_dataset, open_source, verify
+from shardkit.errors import BadImages, UsageError
 
 JPEG = jpeg(40, 20)
 ROW = b"1 0.5 0.5 0.25 0.5\n"

@@ -16,8 +16,8 @@ import pytest
 from helpers import jpeg, make_tree, png, run_main
 from refusals import refused, refuses
 
-from shardkit import UsageError, attach, convert, diff, open_dataset, open_source, verify
-from shardkit.errors import BadImage
+from shardkit import attach, convert, diff, open_dataset, open_source, verify
+from shardkit.errors import BadImage, UsageError
 
 JPEG = jpeg(24, 16)
 PNG = png(24, 16)

@@ -18,8 +18,8 @@ from helpers import make_folder, make_tree, tree
 from interrupting import interrupt_everywhere
 from refusals import refused
 
-from shardkit import ShardkitError, UsageError, repair
-from shardkit.errors import DiskFull
+from shardkit import ShardkitError, repair
+from shardkit.errors import DiskFull, UsageError
 from shardkit.system import files, safe_paths
 from shardkit.system import scratch as module
 from shardkit.system.files import (

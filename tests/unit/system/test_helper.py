@@ -30,8 +30,8 @@ from helper_calls import (
 from helpers import DEADLINE, wait_until
 from refusals import refused
 
-from shardkit import ShardkitError, UsageError
-from shardkit.errors import BadImage
+from shardkit import ShardkitError
+from shardkit.errors import BadImage, UsageError
 from shardkit.system.helper import Helper, HelperEnded, HelperLate, Library
 
 

@@ -17,9 +17,9 @@ from helpers import jpeg, pixels, run
 from PIL import Image
 from refusals import refused
 
-from shardkit import UsageError
 from shardkit.codecs.measures import MEASURES, WAVES
 from shardkit.dataset.index import ROW, damaged_rows, pack_row
+from shardkit.errors import UsageError
 from shardkit.system import compiled, native
 from shardkit.system.compiled import resize
 

@@ -12,7 +12,7 @@ import pytest
 from bench_reports import HOSTILE
 from table import for_each
 
-from shardkit import UsageError
+from shardkit.errors import UsageError
 from shardkit.system import text_hashes
 from shardkit.system.text import (
     amount,

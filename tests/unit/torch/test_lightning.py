@@ -30,10 +30,10 @@ from shardkit import (
     RandomResizedCrop,
     ShardDataModule,
     ThroughputMonitor,
-    UsageError,
     make_loader,
     open_dataset,
 )
+from shardkit.errors import UsageError
 
 pytestmark = [
     # Lightning asks PyTorch's tree of a batch in a way that PyTorch would rather have otherwise.

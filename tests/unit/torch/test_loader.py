@@ -23,11 +23,11 @@ from shardkit import (
     IterableLMDBDataset,
     Rank,
     ShardDataset,
-    UsageError,
     collate,
     make_loader,
     open_dataset,
 )
+from shardkit.errors import UsageError
 
 ROWS = 23
 BATCH = 4

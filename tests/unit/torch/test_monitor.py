@@ -25,10 +25,10 @@ from shardkit import (
     RandomResizedCrop,
     Resize,
     ThroughputMonitor,
-    UsageError,
     make_loader,
     open_dataset,
 )
+from shardkit.errors import UsageError
 from shardkit.measure.runner.material import parse_decode
 from shardkit.torch import monitor as room
 

@@ -20,7 +20,8 @@ import torch
 from helpers import make_dataset, make_tree, png
 from refusals import refused
 
-from shardkit import DevicePrefetcher, Normalize, UsageError, make_loader, open_dataset
+from shardkit import DevicePrefetcher, Normalize, make_loader, open_dataset
+from shardkit.errors import UsageError
 from shardkit.torch import prefetch
 
 ROWS = 11

@@ -20,11 +20,11 @@ from shardkit import (
     Mixture,
     Rank,
     ShardDataset,
-    UsageError,
     collate,
     make_loader,
     open_dataset,
 )
+from shardkit.errors import UsageError
 
 SHUFFLES = [False, True, BlockShuffle(rows=2, buffer=6)]
 

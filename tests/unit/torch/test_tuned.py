@@ -21,8 +21,8 @@ from helpers import DEADLINE, invoke, make_dataset, make_folder, make_tree, png
 from refusals import refused
 from torch import nn
 
-from shardkit import ShardkitError, UsageError, find_batch_size, make_loader, open_dataset
-from shardkit.errors import MeasurementTimeout
+from shardkit import ShardkitError, find_batch_size, make_loader, open_dataset
+from shardkit.errors import MeasurementTimeout, UsageError
 from shardkit.system.machine import usable_cpus
 from shardkit.torch import batch_size
 from shardkit.torch.batch_size import MARGIN, FoundBatchSize, search

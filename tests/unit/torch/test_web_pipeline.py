@@ -13,7 +13,9 @@ from helpers import FORMATS, copy_dataset
 from PIL import Image
 from refusals import refused
 
-from shardkit import CenterCrop, IterableTarDataset, Rank, UsageError, to_webdataset
+from shardkit import CenterCrop, IterableTarDataset, Rank
+from shardkit.errors import UsageError
+from shardkit.torch.web_pipeline import to_webdataset
 
 wds = pytest.importorskip("webdataset")
 

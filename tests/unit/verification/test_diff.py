@@ -15,9 +15,9 @@ from helpers import copy_dataset, invoke, jpeg, make_dataset, make_folder, make_
 from hostile.forging import forge, restate
 from refusals import refused, refuses
 
-from shardkit import Field, UsageError, convert, diff, verify
+from shardkit import Field, convert, diff, verify
 from shardkit.dataset.opened import OpenedDirectory
-from shardkit.errors import CorruptDataset
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.reporting.describe import _spread
 from shardkit.system.files import sha256_of
 from shardkit.verification import diff as diffing

@@ -37,7 +37,8 @@ from hostile.forging import (
 from refusals import refused
 from stated import done, stated
 
-from shardkit import UsageError, verify
+from shardkit import verify
+from shardkit.errors import UsageError
 
 JPEG: dict[str, Any] = {"encode": "jpeg", "resize": "12x12", "resize_mode": "crop"}
 RAW: dict[str, Any] = {"encode": "raw", "resize": "8x8", "resize_mode": "stretch"}

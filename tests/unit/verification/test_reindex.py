@@ -16,8 +16,8 @@ from pairwise import pairwise
 from refusals import refused
 from stated import being_written, shards_of
 
-from shardkit import UsageError, fields, repair, verify
-from shardkit.errors import CorruptDataset, CorruptShard
+from shardkit import fields, repair, verify
+from shardkit.errors import CorruptDataset, CorruptShard, UsageError
 from shardkit.verification.reindex import reindex
 
 

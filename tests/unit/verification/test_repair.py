@@ -20,8 +20,8 @@ from refusals import refused
 from repairing import cut, files_of, flip, healed, make, make_each, make_source
 from stated import being_written, stated
 
-from shardkit import UsageError, open_dataset, repair, verify
-from shardkit.errors import ConversionFailed, CorruptDataset, CorruptRecord, DiskFull
+from shardkit import open_dataset, repair, verify
+from shardkit.errors import ConversionFailed, CorruptDataset, CorruptRecord, DiskFull, UsageError
 
 RECIPES: dict[str, dict[str, Any]] = {
     "copy": {},

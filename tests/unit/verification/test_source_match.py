@@ -17,8 +17,8 @@ from pairwise import pairwise
 from refusals import refused, refuses
 from stated import restate_json, stated
 
-from shardkit import UsageError, convert, open_dataset, verify
-from shardkit.errors import CorruptDataset
+from shardkit import convert, open_dataset, verify
+from shardkit.errors import CorruptDataset, UsageError
 
 
 def sources(root: Path) -> dict[str, tuple[Path, dict[str, Any]]]:

@@ -19,7 +19,8 @@ from hostile.forging import forge, restate, with_meta
 from refusals import refused
 from stated import shards_of, stated
 
-from shardkit import UsageError, verify
+from shardkit import verify
+from shardkit.errors import UsageError
 from shardkit.testing.tools import call_in
 
 LEVELS = ("quick", "full", "decode")

@@ -13,8 +13,8 @@ from helpers import make_folder
 from refusals import refused
 from staged import Stage
 
-from shardkit import UsageError, bench, convert
-from shardkit.errors import CorruptDataset
+from shardkit import bench, convert
+from shardkit.errors import CorruptDataset, UsageError
 from shardkit.measure.bench.steps import lines_of_steps, make_steps
 
 PLAIN = "plain:num_workers=N,persistent_workers=true"

@@ -22,7 +22,8 @@ from torch.utils.data import (
 )
 
 import shardkit
-from shardkit import Buckets, CenterCrop, LMDBDataset, RandomResizedCrop, UsageError, make_loader
+from shardkit import Buckets, CenterCrop, LMDBDataset, RandomResizedCrop, make_loader
+from shardkit.errors import UsageError
 from shardkit.measure.doctor import pipeline as pipeline_module
 from shardkit.measure.doctor import profiling as profile_module
 from shardkit.measure.doctor.pipeline import Loading, Pipeline, Remedy

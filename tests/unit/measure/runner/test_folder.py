@@ -15,8 +15,8 @@ from PIL import Image
 from refusals import refused
 
 import shardkit
-from shardkit import CenterCrop, Resize, UsageError
-from shardkit.errors import BadImage
+from shardkit import CenterCrop, Resize
+from shardkit.errors import BadImage, UsageError
 from shardkit.measure.runner.environment import LIBRARIES, environment
 from shardkit.measure.runner.folder import PlainFolder
 from shardkit.measure.runner.page_cache import drop, resident

@@ -16,8 +16,7 @@ import pytest
 from helpers import DEADLINE, make_folder, python, wait_until
 from refusals import refused
 
-from shardkit import UsageError
-from shardkit.errors import MeasurementFailed, MeasurementTimeout
+from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
 from shardkit.measure.runner import session
 from shardkit.measure.runner.process import MeasurementProcess
 from shardkit.measure.runner.session import Session

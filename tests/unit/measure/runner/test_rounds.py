@@ -6,7 +6,7 @@ import pytest
 from refusals import refused
 from staged import FakeProcess, Stage
 
-from shardkit import UsageError
+from shardkit.errors import UsageError
 from shardkit.measure.runner.rounds import Candidate, Spread, run_interleaved
 from shardkit.measure.runner.spec import StopCondition, Subject, parse_loader
 from shardkit.measure.runner.timing import Measurement

@@ -12,8 +12,8 @@ from clocks import Clock
 from helpers import jpeg, make_tree
 from refusals import refused
 
-from shardkit import UsageError, convert
-from shardkit.errors import MeasurementFailed
+from shardkit import convert
+from shardkit.errors import MeasurementFailed, UsageError
 from shardkit.measure.runner import clock, page_cache, session, steps
 from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.session import Session, answer, last_words

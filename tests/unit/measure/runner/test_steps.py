@@ -10,7 +10,7 @@ import torch
 from clocks import Clock
 from refusals import refused
 
-from shardkit import UsageError
+from shardkit.errors import UsageError
 from shardkit.measure.runner import steps
 from shardkit.measure.runner.spec import StepSpec
 from shardkit.measure.runner.steps import make_step, small_model, step_seconds, training_step

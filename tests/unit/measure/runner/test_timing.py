@@ -13,7 +13,7 @@ import torch
 from clocks import Clock
 from helpers import execute
 
-from shardkit import UsageError
+from shardkit.errors import UsageError
 from shardkit.measure.runner import timing
 from shardkit.measure.runner.spec import StopCondition
 from shardkit.measure.runner.timing import Measurement, measure

@@ -13,9 +13,9 @@ import torch
 from helpers import invoke, jpeg, make_tree, run_main
 from refusals import refused, refuses
 
-from shardkit import CenterCrop, UsageError, convert, make_loader, open_dataset, tune
+from shardkit import CenterCrop, convert, make_loader, open_dataset, tune
 from shardkit.cli.options import duration
-from shardkit.errors import MeasurementFailed, MeasurementTimeout
+from shardkit.errors import MeasurementFailed, MeasurementTimeout, UsageError
 from shardkit.measure.runner import session
 from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.other_load import OtherLoad

@@ -23,12 +23,11 @@ from shardkit import (
     Resize,
     ShardDataset,
     TarDataset,
-    UsageError,
     collate,
     open_dataset,
     verify,
 )
-from shardkit.errors import BadImage, CorruptDataset, CorruptRecord, TransformFailed
+from shardkit.errors import BadImage, CorruptDataset, CorruptRecord, TransformFailed, UsageError
 from shardkit.torch.data.images import DecodeName
 
 KINDS: dict[str, type[ShardDataset]] = {

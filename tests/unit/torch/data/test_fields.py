@@ -43,7 +43,6 @@ from shardkit import (
     RandomResizedCrop,
     Resize,
     ShardDataset,
-    UsageError,
     collate,
     convert,
     make_loader,
@@ -51,7 +50,7 @@ from shardkit import (
     verify,
     with_rng,
 )
-from shardkit.errors import CorruptRecord, StateMismatch, TransformFailed
+from shardkit.errors import CorruptRecord, StateMismatch, TransformFailed, UsageError
 from shardkit.torch.data.images import DecodeName
 
 ALL = tuple(SCHEMA)

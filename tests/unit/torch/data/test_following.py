@@ -16,12 +16,12 @@ from shardkit import (
     Field,
     RandomCrop,
     RandomResizedCrop,
-    UsageError,
     Windows,
     convert,
     make_loader,
     open_dataset,
 )
+from shardkit.errors import UsageError
 
 ROWS = 8
 FIELDS = ("image", "pixels", "latent")

@@ -24,11 +24,10 @@ from shardkit import (
     IterableShardDataset,
     Rank,
     ShardDataset,
-    UsageError,
     make_loader,
     open_dataset,
 )
-from shardkit.errors import StateMismatch
+from shardkit.errors import StateMismatch, UsageError
 
 SHUFFLES: list[bool | BlockShuffle] = [False, True, BlockShuffle(rows=2, buffer=6)]
 

@@ -31,7 +31,6 @@ from shardkit import (
     RandomResizedCrop,
     Resize,
     ShardDataset,
-    UsageError,
     collate,
     open_dataset,
 )
@@ -39,6 +38,7 @@ from shardkit.codecs.geometry import move_mask
 from shardkit.codecs.image import Decoding
 from shardkit.dataset import decode as decoding
 from shardkit.dataset.located import EncodedImage
+from shardkit.errors import UsageError
 from shardkit.sampling.order import Draws
 from shardkit.torch.data import crops, ops
 from shardkit.torch.data.images import frame_of

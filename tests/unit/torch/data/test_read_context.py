@@ -22,8 +22,8 @@ from loading import METHODS
 from refusals import refused
 from torch.utils.data import DataLoader, Subset
 
-from shardkit import RandomResizedCrop, UsageError, collate, make_loader, open_dataset, with_rng
-from shardkit.errors import TransformFailed
+from shardkit import RandomResizedCrop, collate, make_loader, open_dataset, with_rng
+from shardkit.errors import TransformFailed, UsageError
 from shardkit.torch.data.read_context import (
     BatchContext,
     EpochCell,

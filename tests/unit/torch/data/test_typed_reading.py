@@ -19,11 +19,11 @@ from shardkit import (
     RandomCrop,
     RandomResizedCrop,
     Resize,
-    UsageError,
     convert,
     make_loader,
     open_dataset,
 )
+from shardkit.errors import UsageError
 
 Pixels = npt.NDArray[Any]
 TYPES = [("uint8", 1), ("uint8", 4), ("uint16", 1), ("uint16", 3), ("int16", 2), ("float32", 5)]

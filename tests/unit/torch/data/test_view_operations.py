@@ -23,13 +23,13 @@ from shardkit import (
     IterableShardDataset,
     RandomResizedCrop,
     ShardDataset,
-    UsageError,
     collate,
     convert,
     make_loader,
     open_dataset,
     with_rng,
 )
+from shardkit.errors import UsageError
 
 ROWS, SEED, BATCH = 8, 3, 3
 

@@ -32,14 +32,13 @@ from shardkit import (
     EpochBatchSampler,
     IterableShardDataset,
     Rank,
-    UsageError,
     Weighted,
     collate,
     make_loader,
     open_dataset,
     with_rng,
 )
-from shardkit.errors import StateMismatch
+from shardkit.errors import StateMismatch, UsageError
 
 ENGINES = [("thread", 0), ("thread", 2), ("helper", 2), ("process", 0), ("process", 2)]
 

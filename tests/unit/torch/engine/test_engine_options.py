@@ -20,7 +20,8 @@ from helpers import make_dataset, make_folder, python
 from loading import same
 from refusals import refused
 
-from shardkit import UsageError, make_loader, open_dataset
+from shardkit import make_loader, open_dataset
+from shardkit.errors import UsageError
 from shardkit.torch.engine import processes, workers
 from shardkit.torch.engine.options import ENGINES, START_METHODS, LoaderOptions
 from shardkit.torch.loader import Loader

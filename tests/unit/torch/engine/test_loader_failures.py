@@ -33,8 +33,8 @@ from pairwise import pairwise
 from PIL import Image
 from refusals import refused
 
-from shardkit import UsageError, collate, make_loader, open_dataset
-from shardkit.errors import LoaderFailed, TransformFailed
+from shardkit import collate, make_loader, open_dataset
+from shardkit.errors import LoaderFailed, TransformFailed, UsageError
 
 BAD = 13
 """The row at which things go wrong: neither the first of its batch nor in the first batches."""

@@ -11,7 +11,8 @@ import pytest
 from refusals import refused
 from torch.utils.data import Dataset
 
-from shardkit import UsageError, make_loader
+from shardkit import make_loader
+from shardkit.errors import UsageError
 from shardkit.measure.runner.spec import parse_loader
 from shardkit.system.priority import LOW
 from shardkit.torch.engine.options import LoaderOptions

@@ -12,7 +12,8 @@ ROWS = 8
 
 BEFORE = """
 import threading, torch
-from shardkit import UsageError, make_loader, open_dataset
+from shardkit import make_loader, open_dataset
+from shardkit.errors import UsageError
 
 def augment(image):
     return torch.from_numpy(image).float() + 1

@@ -27,13 +27,13 @@ from shardkit import (
     Rank,
     Resize,
     ShardDataset,
-    UsageError,
     Weighted,
     convert,
     make_loader,
     open_dataset,
     with_rng,
 )
+from shardkit.errors import UsageError
 from shardkit.torch import prefetch
 from shardkit.torch.data.images import Decode
 from shardkit.torch.data.ops import Crop, ImageOp
