@@ -222,6 +222,9 @@ class ShardRecords:
             raise CorruptShard(f"{path} is damaged: {error}") from error
         self._apart = apart_of(self.schema)
         self._small = columns_of(self.schema)
+        self.parses_meta = not all(field.stored_name(name) for name, field in self._small.items())
+        """Whether metadata have values of fields, which the compiled module does not parse."""
+        self._numbers = {**_KINDS, META_FIELD: _OTHER} if self.parses_meta else _KINDS
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -263,9 +266,8 @@ class ShardRecords:
         """Return the index of neighboring records."""
         done, indexed = self.index_known(rows)
         for start in range(0, len(rows), _READ_ROWS):
-            missing = [
-                row for row in rows[start : start + _READ_ROWS] if not done[row - rows.start]
-            ]
+            unknown = np.flatnonzero(~done[start : start + _READ_ROWS])
+            missing = (unknown + rows[start]).tolist()
             if not missing:
                 continue
             records = self.read(missing)
@@ -284,23 +286,24 @@ class ShardRecords:
         """
         found = IndexedRecords.blank(len(rows), self.schema)
         fields = self._apart | self._small
-        named = all(field.stored_name(name) for name, field in fields.items())
         table = None
-        if named and not self._compares and isinstance(self.reader, RangeReader):
+        if not self._compares and isinstance(self.reader, RangeReader):
             table = self.reader.table(rows)
         indexed = keys = None
         sums = np.zeros(len(rows), np.uint32)
         if table is not None and 0 < len(table.names) <= _MOST_NAMES:
-            kinds = {name: _KINDS.get(name, _OTHER) for name in table.names}
+            kinds = {name: self._numbers.get(name, _OTHER) for name in table.names}
+            plain = load(_OTHERS)(self, table, kinds, window, found) if fields else True
             indexed = self.index_table(table, kinds, window, found.rows, sums if summed else None)
             with contextlib.suppress(UnicodeDecodeError):  # the record's reader explains it
                 keys = table.keys()
         if indexed is None or keys is None:
             return np.zeros(len(rows), np.bool_), found
         paths, known = indexed
-        if fields:
-            load(_OTHERS)(self, table, window, known, found)
-        elif IMAGE in self.schema:
+        known &= plain
+        if self.parses_meta:
+            paths = found.paths
+        if IMAGE in self.schema and not fields:
             known &= found.rows["field"] != STORED_KINDS.index(ABSENT)
         return known, found._replace(keys=keys, paths=paths, checksums=sums.tolist())
 
@@ -339,7 +342,7 @@ class ShardRecords:
         else:
             packed = _pack_absent(record.label)
         if alone:
-            return IndexedRecord(record, packed, _path(meta))
+            return IndexedRecord(record, packed, path_in(meta))
         others = Others(
             {
                 field: self._pack_other(record, row, field, kind, meta)
@@ -347,7 +350,7 @@ class ShardRecords:
             },
             {field: value_in(record, meta, field, kind) for field, kind in self._small.items()},
         )
-        return IndexedRecord(record, packed, _path(meta), others)
+        return IndexedRecord(record, packed, path_in(meta), others)
 
     def _pack_other(
         self, record: Record, row: int, name: str, field: Field, meta: Mapping[str, Any]
@@ -390,7 +393,7 @@ def _size(meta: Mapping[str, Any]) -> tuple[int, int]:
     return int(meta["width"]), int(meta["height"])
 
 
-def _path(meta: dict[str, Any]) -> str:
+def path_in(meta: Mapping[str, Any]) -> str:
     """Return the source path in a record's metadata."""
     path = meta["path"]
     if not isinstance(path, str):

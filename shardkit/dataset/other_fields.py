@@ -3,62 +3,122 @@
 from __future__ import annotations
 
 import operator
+import struct
 import sys
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkit.dataset.index import IndexSegment, Rows
-from shardkit.dataset.index_builder import FileWindow, IndexedRecords, ShardRecords, join_indexed
+from shardkit.dataset.index_builder import (
+    FileWindow,
+    IndexedRecords,
+    ShardRecords,
+    join_indexed,
+    path_in,
+)
 from shardkit.formats.ranges import RangeReader
 from shardkit.formats.table import Table
-from shardkit.kinds.column import Column, pack_value, presence
-from shardkit.kinds.field import Field
-from shardkit.record import STORED_KINDS, Record, checksums, image_kind
+from shardkit.kinds.column import Column, presence
+from shardkit.record import META_FIELD, STORED_KINDS, Record, checksums, image_kind, load_json
+from shardkit.system import compiled
 
 _LEAST_WINDOW = 1 << 16
 _MOST_TIMES = 4
 """Records are read at once from a part of a shard of up to these bytes, plus so many times theirs:
 tar files have a header of 512 bytes before each field."""
 
+_ODD = (KeyError, OverflowError, TypeError, ValueError, struct.error)
+"""Exceptions for values that only the reader of records accepts or explains."""
+
 Known = npt.NDArray[np.bool_]
 """Whether each of some records is known, shape (records,)."""
 
 
 def index_others(
-    records: ShardRecords, table: Table, window: FileWindow, handled: Known, derived: IndexedRecords
-) -> None:
-    """Fill in entries and values of all fields, which have names of their own.
+    records: ShardRecords,
+    table: Table,
+    kinds: Mapping[str, int],
+    window: FileWindow,
+    derived: IndexedRecords,
+) -> Known:
+    """Fill in entries and values of all fields, and return which records have only usual ones.
 
-    ``window`` of the shard is in memory. ``handled`` are records whose image and label are known;
-    those with odd values are removed from it.
+    ``window`` of the shard is in memory. If metadata have values, fill in paths and sizes, too. The
+    reader of records indexes all of them again if one is odd, or explains what is wrong with it.
     """
+    known: Known = np.ones(len(derived.keys), np.bool_)
+    metas: Sequence[Mapping[str, Any]] = ()
+    window = window if window.content else _window(records, table) or window
+    schema = records.schema
+    if not compiled.is_available() or any(schema[name].type.is_picture for name in derived.entries):
+        return ~known
+    try:
+        if records.parses_meta:
+            metas = _parse_metadata(records, table, kinds, window, derived)
+        for name, column in derived.values.items():
+            field = schema[name]
+            if stored := field.stored_name(name):
+                values: dict[int, Any] = _contents(records, _only(table, stored), window)
+                if any(name in meta for meta in metas):
+                    raise ValueError(f"the metadata have a {name}")
+            else:
+                values = {row: meta[name] for row, meta in enumerate(metas) if name in meta}
+            packed = field.type.pack_stored(field, [*values.values()])
+            for row, value in zip(values, packed, strict=True):
+                column[row] = value
+    except _ODD:
+        return ~known
     for name, rows in derived.entries.items():
-        field = records.schema[name]
-        alone = _only(table, name, field)
-        kinds = {stored: STORED_KINDS.index(image_kind(stored)) for stored in alone.names}
-        _, indexed = records.index_table(alone, kinds, window, rows) or ([], False)
-        handled &= indexed
+        field = schema[name]
+        alone = _only(table, str(field.stored_name(name)))
+        codes = {stored: STORED_KINDS.index(image_kind(stored)) for stored in alone.names}
+        _, indexed = records.index_table(alone, codes, window, rows) or ([], False)
+        known &= indexed
         if field.is_uniform:
-            handled &= (alone.offsets[:, 0] < 0) | (alone.lengths[:, 0] == field.bytes)
-    for name, values in derived.values.items():
-        field = records.schema[name]
-        alone = _only(table, name, field)
-        present = np.flatnonzero(handled & (alone.offsets[:, 0] >= 0))
-        ranges = np.stack([alone.offsets[present, 0], alone.lengths[present, 0]], 1).tolist()
-        contents = cast(RangeReader, records.reader).read_ranges(ranges)
-        for row, content in zip(present.tolist(), contents, strict=True):
-            try:
-                values[row] = pack_value(field, field.type.parse(field, content))
-            except ValueError:  # the record's reader explains it
-                handled[row] = False
+            known &= (alone.offsets[:, 0] < 0) | (alone.lengths[:, 0] == field.bytes)
+    return known
 
 
-def _only(table: Table, name: str, field: Field) -> Table:
+def _parse_metadata(
+    records: ShardRecords,
+    table: Table,
+    kinds: Mapping[str, int],
+    window: FileWindow,
+    derived: IndexedRecords,
+) -> Sequence[Mapping[str, Any]]:
+    """Return the metadata of all records, and fill in paths and sizes of images."""
+    contents = _contents(records, _only(table, META_FIELD), window)
+    metas = [*map(load_json, contents.values())]
+    derived.paths[:] = map(path_in, metas)
+    if len(metas) < len(table.ends):
+        raise KeyError(META_FIELD)
+    pictures = table.offsets[:, [kind >= 0 for kind in kinds.values()]]
+    if pictures.size:
+        pictured = (pictures.max(axis=1) >= 0).tolist()
+        for side in ("width", "height"):
+            sides = zip(metas, pictured, strict=True)
+            derived.rows[side] = array("I", [meta[side] if has else 0 for meta, has in sides])
+    return metas
+
+
+def _contents(records: ShardRecords, alone: Table, window: FileWindow) -> dict[int, bytes]:
+    """Return the bytes of a field in the records that have it, by row."""
+    rows = np.flatnonzero(alone.offsets[:, 0] >= 0)
+    ranges = np.concatenate([alone.offsets[rows], alone.lengths[rows]], axis=1)
+    spans = ranges.cumsum(axis=1) - window.start
+    if spans.min(initial=0) >= 0 and spans.max(initial=0) <= len(window.content):
+        contents = [bytes(window.content[start:end]) for start, end in spans.tolist()]
+    else:
+        contents = cast(RangeReader, records.reader).read_ranges(ranges.tolist())
+    return dict(zip(rows.tolist(), contents, strict=True))
+
+
+def _only(table: Table, stored: str) -> Table:
     """Return the table of one field; of one without ranges, every row lacks it."""
-    stored = str(field.stored_name(name))
     offsets = np.full((len(table.ends), 1), -1)
     lengths = np.zeros_like(offsets)
     if stored in table.names:
@@ -87,11 +147,13 @@ def _as_numbers(entries: Rows) -> npt.NDArray[np.void]:
 
 def read_intact(records: ShardRecords, rows: range, segment: IndexSegment) -> list[Record]:
     """Return neighboring records of a shard, or none if one differs from its index."""
-    if (window := _window(records, rows)) is not None:
+    reader = records.reader
+    table = reader.table(rows) if isinstance(reader, RangeReader) else None
+    if table and (window := _window(records, table)):
         known, indexed = records.index_known(rows, window, summed=False)
         if known.all():
             same = _are_equal(join_indexed([indexed], records.schema), segment)
-            return _cut(records, rows, indexed.keys, window) if same else []
+            return _cut(table, indexed.keys, window) if same else []
     indexed = records.index(rows)
     read = records.reader.read(rows)
     # The bytes that were indexed may not be those that were read.
@@ -99,11 +161,9 @@ def read_intact(records: ShardRecords, rows: range, segment: IndexSegment) -> li
     return read if same and _are_equal(join_indexed([indexed], records.schema), segment) else []
 
 
-def _window(records: ShardRecords, rows: range) -> FileWindow | None:
+def _window(records: ShardRecords, table: Table) -> FileWindow | None:
     """Return the part of the shard with neighboring records, if it has little else."""
-    reader = records.reader
-    table = reader.table(rows) if isinstance(reader, RangeReader) else None
-    if table is None or table.labels is not None:
+    if table.labels is not None:
         return None
     stored = table.offsets >= 0
     start = int(table.offsets[stored].min(initial=sys.maxsize))
@@ -114,12 +174,8 @@ def _window(records: ShardRecords, rows: range) -> FileWindow | None:
     return FileWindow(content, start) if len(content) == size else None
 
 
-def _cut(
-    records: ShardRecords, rows: range, keys: Sequence[str], window: FileWindow
-) -> list[Record]:
+def _cut(table: Table, keys: Sequence[str], window: FileWindow) -> list[Record]:
     """Return the records that a window contains."""
-    table = cast(RangeReader, records.reader).table(rows)
-    assert table is not None
     starts = table.offsets - window.start
     spans = np.stack([starts, starts + table.lengths], -1).tolist()
     return [

@@ -171,6 +171,10 @@ class Kind:
         """
         raise NotImplementedError
 
+    def pack_stored(self, field: Field, values: Sequence[Any]) -> Sequence[Packed]:
+        """Return several values as `pack_column` does, given their bytes, or JSON without."""
+        return [self.pack_column(field, value) for value in values]
+
     def unpack(
         self, field: Field, values: npt.NDArray[Any], labels: npt.NDArray[np.int32] | None
     ) -> Any:

@@ -40,7 +40,16 @@ class _Text(Kind):
 
     def pack_column(self, field: Field, value: Any) -> Packed:
         """Return the text in UTF-8."""
+        if value is None:  # of metadata that state the field
+            raise TypeError("it is not text")
         return Packed(value.encode())
+
+    def pack_stored(self, field: Field, values: Sequence[bytes]) -> Sequence[Packed]:
+        """Return the bytes of several texts as they are, if they are UTF-8."""
+        if not b"".join(values).isascii():
+            for value in values:
+                value.decode()
+        return [*map(Packed, values)]
 
     def unpack(
         self, field: Field, values: npt.NDArray[Any], labels: npt.NDArray[np.int32] | None

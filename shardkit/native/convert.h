@@ -159,7 +159,8 @@ enum sk_code sk_walk_tar(int file, int64_t size, int64_t start, int64_t stop, sk
 enum sk_code sk_walk_lmdb(int file, int64_t size, sk_table *table);
 
 /* index.c: read records, and return their checksums and their rows of the index: of the only field
- * with a position in STORED_KINDS, or of an absent one. The metadata are needed if a column is. */
+ * with a position in STORED_KINDS, or of an absent one. The metadata are needed if a column is;
+ * otherwise, the rows have the sizes already. */
 typedef struct {
     int file;
     size_t count;

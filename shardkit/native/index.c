@@ -196,8 +196,10 @@ static enum sk_code index_row(reader *reader, size_t row) {
     put(out, (uint64_t)offset, 8);
     put(out + 8, (uint64_t)size, 4);
     put(out + 16, (uint32_t)values.label, 4);
-    put(out + 20, values.width, 4);
-    put(out + 24, values.height, 4);
+    if (wants_meta) {
+        put(out + 20, values.width, 4);
+        put(out + 24, values.height, 4);
+    }
     out[28] = (uint8_t)(kind >= 0 ? kind : SK_ABSENT);
     checksum_of_row = sk_crc32(0, out + HEAD, CHECKED - HEAD);
     if (kind >= 0) checksum_of_row = sk_crc32(checksum_of_row, image, (size_t)size);

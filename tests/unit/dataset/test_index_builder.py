@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +16,14 @@ from refusals import refused
 
 from shardkit.contracts import Format, Range, ShardSpec
 from shardkit.dataset.index import checksum
-from shardkit.dataset.index_builder import index_shard
+from shardkit.dataset.index_builder import index_shard, open_records
 from shardkit.errors import CorruptShard
 from shardkit.formats.lmdb import LmdbReader
 from shardkit.formats.ranges import RangeReader, reads_its_ranges
+from shardkit.kinds.field import Field, describe_schema
 from shardkit.record import Record, checksums, dump_json
 from shardkit.registry import format_names, get_format
+from shardkit.system import compiled
 from shardkit.testing import write_shard
 
 
@@ -78,6 +83,66 @@ def test_each_record_is_shown_once_in_order(storage: Format, tmp_path: Path) -> 
 def test_a_record_without_a_label_has_none_in_the_index(storage: Format, tmp_path: Path) -> None:
     path = write(storage, tmp_path / "shard", [make_record(0), make_record(1, cls=None)])
     assert index_shard(storage, path).rows["label"].tolist() == [0, -1]
+
+
+METAS = (
+    b'{"height":7,"mix":1,"ok":true,"path":"a.png","whole":-9,"width":3}',
+    b'{"height":8,"mix":0.5,"path":"\\u00fc.png","width":4}',
+    b'{"height":9,"mix":"NaN","ok":false,"path":"\xc3\xbc","whole":4,"width":5}',
+    b'{"mix":-0.0,"ok":true,"path":"none","whole":7}',
+)
+NUMBERS = {"mix": "float64", "ok": "bool", "whole": "int16"}
+
+
+@pytest.mark.parametrize("width", [b"5", b'"5"'], ids=["usual", "odd"])
+def test_values_of_records_become_columns(storage: Format, tmp_path: Path, width: bytes) -> None:
+    fields = {name: Field("number", kind) for name, kind in NUMBERS.items()}
+    schema = {"image": Field("image"), **fields, "cap": Field("text")}
+    writer = storage.write(tmp_path / "shard", ShardSpec(meta={"schema": describe_schema(schema)}))
+    texts = (b"plain", "\u6f22".encode(), None, b"")
+    for number, (meta, text) in enumerate(zip(METAS, texts, strict=True)):
+        image = {} if number == 3 else {"png": b"png"}
+        caption = {} if text is None else {"cap.txt": text}
+        stated = {"json": meta.replace(b":5", b":%b" % width)}
+        writer.write(Record(f"{number}", {**stated, **image, **caption}))
+    writer.close()
+    with open_records(storage, tmp_path / "shard") as records:
+        known, _ = records.index_known(range(4))
+        assert known.all() == known.any() == (width == b"5" and compiled.is_available())
+    part = index_shard(storage, tmp_path / "shard")
+    assert part.paths == ["a.png", "\u00fc.png", "\u00fc", "none"]
+    assert part.rows["width"].tolist() == [3, 4, 5, 0]
+    assert part.rows["height"].tolist() == [7, 8, 9, 0]
+    assert part.rows["checksum"][:3].tolist() == [
+        zlib.crc32(struct.pack("<iIIB", -1, width, height, 1) + b"png")
+        for width, height in ((3, 7), (4, 8), (5, 9))
+    ]
+    mix, ok, whole, cap = (part.columns[name] for name in (*NUMBERS, "cap"))
+    assert mix.values.tobytes() == struct.pack("<4d", 1, 0.5, math.nan, -0.0)
+    assert (ok.values.tolist(), whole.values.tolist()) == ([1, 0, 0, 1], [-9, 0, 4, 7])
+    assert (cap.values.tobytes(), mix.present) == (b"plain\xe6\xbc\xa2", None)
+    present = [column.present.tolist() for column in (ok, whole, cap) if column.present is not None]
+    assert present == [[1, 0, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1]]
+
+
+ODD: Sequence[tuple[str, Any]] = (
+    *[("int16", value) for value in ("x", 1 << 15, 1.0, None, True, [1])],
+    *[("float32", 0.1), ("float64", (1 << 53) + 1), ("float64", False), ("bool", 1)],
+)
+
+
+def test_one_odd_value_among_many_records_is_damage(storage: Format, tmp_path: Path) -> None:
+    for dtype, value in ODD:
+        path = tmp_path / f"{dtype} {value}"
+        spec = ShardSpec(meta={"schema": describe_schema({"whole": Field("number", dtype)})})
+        writer = storage.write(path, spec)
+        for number in range(3):
+            usual = dtype == "bool" or 3
+            meta = {"path": str(number), "whole": value if number == 1 else usual}
+            writer.write(Record(str(number), {"json": dump_json(meta)}))
+        writer.close()
+        with refused(CorruptShard, path, "in rows 0 to 2"):
+            index_shard(storage, path)
 
 
 NO_META: Mapping[str, Any] = {

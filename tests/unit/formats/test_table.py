@@ -63,6 +63,22 @@ SCHEMA = {
 }
 
 
+NUMBERED = {**SCHEMA, "age": Field("number", dtype="int64")}
+METAS = (
+    *(b"", b"[]", b"{", b"\xff", b'{"path":"a"}}', b'{"path":"a"} ', b'{"path":1}', b"{}"),
+    *(b'{"path":"\\ud800"}', b'{"path":"\\udc80"}', b'{"age":1,"path":"a","path":"b"}'),
+    *(b'{"age":%b,"path":"a"}' % age for age in (b"null", b"1.0", b"NaN", b"true", b"1e999")),
+    *(b'{"age":%b,"path":"a"}' % age for age in (b"9" * 19, b"9" * 5000, b"[" * 100_000)),
+    *(
+        b'{"caption":null,"path":"a"}',
+        b'{"caption":"b","path":"a"}',
+        b'{"age":1,"path":"\xc3\xa9"}',
+    ),
+)
+SIZED = (b'{"height":%b,"path":"a","width":1}', b'{"path":"a","height":1,"width":%b}')
+SIZES = (b"-1", b"1.5", b'"2"', b"true", b"null", b"4294967295", b"4294967296", b"1" * 5000)
+
+
 def values(count: int = 30, *, with_images: bool = False) -> list[Record]:
     """Return records of `SCHEMA`, some of which lack a field."""
     wave = npy_header((1,), "<f4")
@@ -175,23 +191,30 @@ def test_arrays_bytes_and_texts_need_no_python(
     ("schema", "changed"),
     [
         (SCHEMA, {"caption.txt": b"\xff"}),
-        ({**SCHEMA, "age": Field("number", dtype="int64")}, {"json": b'{"age":1,"path":"a"}'}),
+        (NUMBERED, {"json": b'{"age":1,"path":"a"}'}),
         ({"image": Field("image")}, {}),
         (SCHEMA, {"image.npy": npy_header((1, 1, 3)) + b"rgb"}),
         (SCHEMA, {"png": b"image", "image.npy": bytes(9)}),
         (SCHEMA, {"json": b'{"height":1,"path":"a","width":2}'}),
         (SCHEMA, {"json": b'{"path":"a"} '}),
+        *((NUMBERED, {"json": meta}) for meta in METAS),
+        (NUMBERED, {"png": b"image", "json": b'{"path":"a"}'}),
+        (NUMBERED, {"json": None}),
+        *((NUMBERED, {"png": b"i", "json": meta % size}) for meta in SIZED for size in SIZES),
     ],
 )
 def test_odd_values_give_the_same_result_or_error(
     storage: Format,
     tmp_path: Path,
     schema: Schema,
-    changed: dict[str, bytes],
+    changed: dict[str, bytes | None],
     in_python: Callable[[Callable[[], Any]], Any],
 ) -> None:
     content = values(9)
-    content[4] = Record("4", {**content[4].fields, **changed})
+    for number in (3, 4):
+        fields = {**content[number].fields, **changed}
+        present = {name: data for name, data in fields.items() if data is not None}
+        content[number] = Record(f"{number}", present)
     path = written(storage, tmp_path / "shard", content, schema)
     found = outcome(storage, path)
     assert found == in_python(lambda: outcome(storage, path))
