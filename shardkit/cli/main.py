@@ -147,8 +147,8 @@ def cli() -> None:
       shardkit convert imagefolder PHOTOS DATASET --to lmdb
       shardkit verify DATASET
     and in Python:
-      from shardkit import LMDBDataset
-      dataset = LMDBDataset("DATASET", transform=...)
+      from shardkit import open_dataset
+      dataset = open_dataset("DATASET", transform=...)
 
     Exit codes, the same for every command: 0 success, 1 damage found or operation failed, 2 usage
     error.
