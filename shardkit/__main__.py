@@ -4,7 +4,7 @@ import os
 import sys
 
 # Python puts the working directory first on the module path. The command imports nothing there.
-if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+if __name__ == "__main__" and not sys.flags.safe_path:
     if sys.path[0] == os.getcwd():
         del sys.path[0]
     packages = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

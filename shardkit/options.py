@@ -178,7 +178,7 @@ def require_valid(values: Any) -> None:
                 remedy=f"choose from {', '.join(item.choices)}",
             )
         _require_flag(item, value)
-        if item.minimum is not None and value is not None:
+        if item.minimum is not None and (value is not None or "None" not in item.type):
             require_integer(item.name, value, item.minimum)
         is_positive = isinstance(value, int | float) and 0 < value < math.inf
         if item.is_positive and value is not None and not is_positive:

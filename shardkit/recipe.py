@@ -97,6 +97,11 @@ def parse_color(color: str | Color) -> Color:
         ) from None
 
 
+def _are_integers(value: Any, count: int) -> bool:
+    is_tuple = isinstance(value, tuple) and len(value) == count
+    return is_tuple and all(type(number) is int for number in value)
+
+
 def spell_color(color: Color) -> str:
     """Return the text that `parse_color` parses."""
     return "white" if color == WHITE else "#{:02x}{:02x}{:02x}".format(*color)
@@ -216,15 +221,13 @@ class Recipe(RecipeOptions):
             object.__setattr__(self, "resize_mode", mode)  # manifests state what was done
         if type(self.resize) is int:
             object.__setattr__(self, "resize", (self.resize, self.resize))
-        if self.resize is not None and (
-            not isinstance(self.resize, tuple) or len(self.resize) != 2
-        ):
+        elif self.resize is not None and not _are_integers(self.resize, 2):
             raise UsageError(f"{setting('resize', self.resize)} is not a pair of height and width")
         # A JPEG states its sides in 16 bits.
         if self.box is not None and not all(1 <= side <= 65535 for side in self.box):
             size = "{}x{}".format(*self.box)
             raise UsageError(f"{setting('resize', size)} is not between 1 and 65535 pixels")
-        if not all(0 <= channel <= 255 for channel in self.fill):
+        if not _are_integers(self.fill, 3) or not all(0 <= channel <= 255 for channel in self.fill):
             raise UsageError(f"background {self.background} is not three numbers from 0 to 255")
         has_one_size = self.resize is not None and self.resize_mode in ("crop", "pad", "stretch")
         if self.encode == "raw" and not has_one_size:

@@ -350,7 +350,7 @@ def decode_mask(data: bytes | memoryview, field: str) -> Mask:
         return mask
     with loaded(data, field) as image:
         values = np.asarray(image)
-        if image.mode.startswith("I"):  # older versions of Pillow open 16-bit PNG files as 32-bit
+        if image.mode.startswith("I"):  # of 16 or 32 bits
             if values.min(initial=0) < 0 or values.max(initial=0) > _UINT16:
                 raise BadImage("its values are not from 0 to 65535")
             return values.astype(np.uint16)

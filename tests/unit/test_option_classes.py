@@ -283,6 +283,9 @@ def test_a_value_of_another_type_is_refused_with_its_option(tmp_path: Path) -> N
     for name in ("exclude", "fields"):
         with refused(UsageError, f"{name}=5"):
             shardkit.convert("sample_data", tmp_path / "new", to="lmdb", **{name: number})
+    nothing: Any = None
+    with refused(UsageError, "workers=None"):
+        shardkit.convert("sample_data", tmp_path / "new", to="lmdb", workers=nothing)
     with refused(UsageError, "tuned=5"):
         make_loader([1], 1, tuned=number)
 

@@ -59,6 +59,15 @@ def test_other_texts_are_refused() -> None:
         parse_color("whitish")
 
 
+def test_sizes_and_colors_are_tuples_of_integers() -> None:
+    for size in ((16.0, 16), (16, True), [16, 16], (16, 16, 16), 16.0):
+        with refused(UsageError, f"resize={size}"):
+            Recipe(resize=size)  # type: ignore[arg-type]
+    for color in ((0, 0, 0, 0), (0.5, 0, 0), ("red", 0, 0), 0):
+        with refused(UsageError, f"background {color}"):
+            Recipe(background=color)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
