@@ -20,7 +20,7 @@ from torch import nn
 
 from shardkit.errors import MeasurementTimeout, UsageError
 from shardkit.options import check_integer
-from shardkit.system.bootstrap import guard_helpers
+from shardkit.system.bootstrap import guard_helpers, main_problem
 from shardkit.system.processes import end_with_parent
 from shardkit.system.text import parse_bytes
 from shardkit.system.text import size as in_words
@@ -79,10 +79,13 @@ def find_batch_size(
         patience: Maximum seconds for one step.
 
     Raises:
-        UsageError: If not even one sample fits, or the model cannot be created.
+        UsageError: If not even one sample fits, the model cannot be created, or a process cannot
+            run the program again.
         MeasurementTimeout: If a step takes longer than ``patience``.
     """
     check_integer("most", most, 1)
+    if problem := main_problem():
+        raise UsageError(f"batches cannot be tried: {problem}")
     if memory is None and not torch.cuda.is_available():
         raise UsageError(
             "no CUDA device is available",

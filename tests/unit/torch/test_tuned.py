@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 from functools import partial
 from multiprocessing.connection import Connection
@@ -307,6 +308,16 @@ def test_what_cannot_work_is_an_error(forking: None) -> None:
 def test_wrong_options_are_refused(options: dict[str, Any], message: tuple[str, ...]) -> None:
     with refused(UsageError, *message):
         find_batch_size(make, **options)
+
+
+def test_a_script_without_a_guard_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("find_batch_size(make)")
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(script)))
+    with refused(UsageError, script):
+        find_batch_size(make, memory=4096 * MIB)
 
 
 def test_a_device_s_free_memory_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
