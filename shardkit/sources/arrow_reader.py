@@ -159,7 +159,10 @@ def _plain(value: object) -> object:
     if isinstance(value, np.floating):
         return float(value)
     if isinstance(value, bytes):
-        raise BadImage("a value contains bytes")
+        raise BadImage(
+            "a value contains bytes, not text",
+            remedy="if it is an image, use `shardkit convert huggingface`",
+        )
     return str(value)  # dates, times and decimals
 
 

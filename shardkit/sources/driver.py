@@ -40,8 +40,8 @@ _MOST_PROBLEMS = 1 << 16
 """Maximum problems to name; a file of a few KB may unpack to millions."""
 
 _TWICE = (
-    "another row also names it; list all of its boxes, labels and captions in one row, for example "
-    "with pandas' groupby(...).agg(list)"
+    "another row also names it; list all of its boxes, labels and captions in one row, or join the "
+    f"rows of a table with {setting('join_rows', True)}"
 )
 
 

@@ -243,6 +243,6 @@ SOURCE = SourceKind(
       shardkit convert npy latents dataset --to webdataset --arrays
     """,
     options=NpyOptions,
-    recognize=having("images.npy", suffixes=(".npz", ".npy")),
+    recognize=having("images.npy", suffixes=(".npz", ".npy"), whole=".npz"),
     source=_open,
 )

@@ -29,6 +29,8 @@ from shardkit.system.text import shell
 
 _REFUSE_MISREAD = "shardkit.sources.table_layout:refuse_misread"
 
+_REFUSE_PIXELS = "shardkit.sources.table_layout:refuse_pixels"
+
 _ARCHIVE = "shardkit.sources.zip_file:overview_of"
 
 _MOST = 10_000
@@ -41,7 +43,9 @@ _SPLIT = re.compile(r"(?<![a-z])(train|val|test|dev|eval)", re.IGNORECASE)
 _HUB = {"blobs", "snapshots"}
 """Folders in a cache of the Hub."""
 
-_NO_CLASS = re.compile(r"(jpe?g|png|img|image|photo|pic|picture|frame)s?", re.IGNORECASE)
+_NO_CLASS = re.compile(
+    r"(.*[ _-])?(jpe?g|png|img|image|photo|pic|picture|frame)s?([ _-].*)?", re.IGNORECASE
+)
 """Names of folders that say what is in them, and name no class."""
 
 _NUMBERED = re.compile(r"([A-Za-z]+(?:[_ -][A-Za-z]+)*)[._ -]?\d+\.\w+")
@@ -51,6 +55,9 @@ _NAMES_TRIED = 1000
 
 _PACKED = (".7z", ".rar", ".zip.001", ".7z.001")
 """Suffixes of archives that are not read."""
+
+_UNFINISHED = (".part", ".partial", ".crdownload", ".download", ".tmp", ".aria2")
+"""Suffixes of downloads that have not finished."""
 
 Recognizer = Callable[["Overview"], Iterable[Recognition]]
 
@@ -135,12 +142,14 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def having(*names: str, suffixes: tuple[str, ...] = (), shards: tuple[str, ...] = ()) -> Recognizer:
+def having(
+    *names: str, suffixes: tuple[str, ...] = (), shards: tuple[str, ...] = (), whole: str = ""
+) -> Recognizer:
     """Return what recognizes a folder with one of some names, or files with one of some suffixes.
 
     In names, ``*`` and the like are allowed. Suffixes are those of a file, or of files in a folder
     without images, or in its first one. ``shards`` are suffixes of shards of a split, as in
-    `splits_of_shards`; such a folder has no others.
+    `splits_of_shards`; such a folder has no others. Each file of suffix ``whole`` is a source.
     """
 
     def recognize(seen: Overview) -> Iterator[Recognition]:
@@ -149,6 +158,11 @@ def having(*names: str, suffixes: tuple[str, ...] = (), shards: tuple[str, ...] 
                 yield Recognition(f"a {seen.path.suffix} file")
             return
         splits = [*splits_of_shards(seen, shards)] if shards else []
+        files = seen.files(suffix=whole) if whole and not seen.images() else []
+        if len(files) == 1:
+            splits = [Recognition(files[0], inside=files[0])]
+        elif files and {by.inside for by in splits_of_shards(seen, (whole,))} == {*files}:
+            splits = [*splits_of_shards(seen, (whole,))]
         if splits:
             yield from splits
             return
@@ -257,15 +271,20 @@ def _unwrapped(seen: Overview, folder: str, depth: int = 4) -> str:
 
 
 def _classes_beside(seen: Overview, others: Sequence[Recognized]) -> Iterator[Recognition]:
-    """Yield the splits with class folders if others, of files, are of other splits."""
+    """Yield the folders with class folders if others, of files, are of other splits.
+
+    Next to tables of a split, all such folders may be another split.
+    """
     if not all(kind.by.inside for kind in others):
         return
     paths = {folder for kind in others for word in kind.paths for folder in word.split("/")}
     listed = {split_in(kind.split) for kind in others}
-    for name in filter(is_split_name, seen.folders()):
+    is_table = {kind.kind for kind in others} == {"table"} and "" not in listed
+    for name in filter(None if is_table else is_split_name, seen.folders()):
         classes = [inner for inner in seen.folders(name) if has_images(seen, f"{name}/{inner}")]
-        is_listed = name in paths or split_in(name) in listed
-        if classes and not is_listed and not seen.images(name):
+        is_listed = name in paths or split_in(name) in listed - {""}
+        is_split = is_split_name(name) or len(classes) > 1
+        if classes and is_split and not is_listed and not seen.images(name):
             inside = name if len(classes) > 1 else _unwrapped(seen, name)
             yield Recognition(f"folders of images in {inside}/", inside=inside)
 
@@ -384,11 +403,13 @@ def recognized(path: str | Path | Overview) -> list[Recognized]:
             kinds += [Recognized(name, by) for by in (recognize(overview) if recognize else ())]
     if datasets := [kind for kind in kinds if kind.kind == DATASET]:
         return datasets  # its shards are files of other kinds, too
-    if not any(map(_is_certainly_other, kinds)) and (folder := _folder_inside(overview)):
-        inner = recognized(overview.inner(folder))
-        kinds += [kind.below(folder) for kind in inner if _is_certainly_other(kind)]
-    if any(map(_is_certainly_other, kinds)):
+    is_other = any(map(_is_certainly_other, kinds))
+    folder = None if is_other else _folder_inside(overview)
+    inner = recognized(overview.inner(folder)) if folder else []
+    if is_other or any(map(_is_certainly_other, inner)):
         kinds = [kind for kind in kinds if kind.kind != DEFAULT_SOURCE]
+        kinds += [kind.below(folder or "") for kind in inner if kind.by.certain]
+    if is_other:
         kinds += [Recognized(DEFAULT_SOURCE, by) for by in _classes_beside(overview, kinds)]
     return sorted(kinds, key=lambda kind: not kind.by.certain)
 
@@ -415,17 +436,10 @@ def the_kinds(
         return {"": kind}
     if splits := _splits_of(certain):
         return splits
-    if str(path).lower().endswith(_PACKED):
-        raise UsageError(f"{path} is packed:", remedy="unpack it and convert the folder")
     if not kinds and only:
         raise UsageError(f"{path} is a folder without {only} files", remedy="pass the file instead")
     if not kinds:
-        seen = Overview(path)
-        names = [*seen.files(suffix=_PACKED), *seen.folders(), *seen.files()]
-        if seen.is_folder and not names:
-            raise UsageError(f"{path} contains no data;", remedy="choose another folder")
-        if names and names[0].lower().endswith(_PACKED):
-            raise UsageError(f"{path} contains {names[0]}, which is packed;", remedy="unpack it")
+        _refuse_unknown(path)
         raise UsageError(
             f"{path}: not recognized as any kind of source;",
             remedy=f"choose the kind: shardkit convert KIND {shell(path, *rest)}, with KIND from "
@@ -437,6 +451,22 @@ def the_kinds(
         f"{path} may be {' or '.join(map(str, may_be))}",
         remedy=f"Run {_commands(may_be, path, rest or ('DST', '--to', 'lmdb'))}",
     )
+
+
+def _refuse_unknown(path: str | Path) -> None:
+    """Refuse what shows why no kind recognizes a path."""
+    seen = Overview(path)
+    names = [*seen.folders(), *seen.files()] if seen.is_folder else [seen.path.name]
+    if not names:
+        raise UsageError(f"{path} contains no data;", remedy="choose another folder")
+    for suffixes, what, remedy in (
+        (_PACKED, "packed", "unpack it"),
+        (_UNFINISHED, "an unfinished download", "download it again"),
+    ):
+        if name := next((name for name in names if name.lower().endswith(suffixes)), None):
+            inside = f"{path} contains {name}, which" if seen.is_folder else f"{path}"
+            raise UsageError(f"{inside} is {what};", remedy=remedy)
+    load(_REFUSE_PIXELS)(seen)
 
 
 def _splits_of(kinds: Sequence[Recognized]) -> Mapping[str, Recognized]:

@@ -323,9 +323,10 @@ def _classes_of(labels: Iterable[Any]) -> Sequence[str] | int:
         return sorted(values)
     if all(type(label) is int and 0 <= label < _MOST_CLASSES for label in values):
         return 1 + int(max(values, default=-1))
+    missing = "store a missing label as None, or " if -1 in values else ""
     raise ValueError(
         f"the labels are neither all names nor all numbers from 0 to {_MOST_CLASSES - 1}, such as "
-        f"{name_list(sorted(map(repr, values)))}: pass schema={{'label': Field(...)}}"
+        f"{name_list(sorted(map(repr, values)))}: {missing}pass schema={{'label': Field(...)}}"
     )
 
 

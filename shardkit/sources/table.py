@@ -7,12 +7,12 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from shardkit.contracts import SourceKind
 from shardkit.errors import BadImage, UsageError, setting
@@ -35,9 +35,9 @@ from shardkit.sources.labels import (
 )
 from shardkit.sources.named_files import NamedListing, Names, corners
 from shardkit.sources.named_source import NamedOptions, NamedSource
-from shardkit.sources.recognize import splits_in
-from shardkit.sources.table_layout import recognize_table
-from shardkit.sources.table_rows import columns_of, find_tables, is_text, rows_of
+from shardkit.sources.recognize import Overview, splits_in
+from shardkit.sources.table_layout import recognize_table, refuse_pixels
+from shardkit.sources.table_rows import Row, columns_of, find_tables, is_text, rows_of
 from shardkit.sources.table_text import Dialect, dialect_of, stated
 from shardkit.sources.zip_file import ZipFolder, file_of
 from shardkit.system.text import name_list, quoted
@@ -46,7 +46,6 @@ FILE_NAME = "file_name"
 """The column of images in Hugging Face's metadata files; ``mask_file_name`` is a mask's."""
 
 _COLUMN = re.compile(r"([^:]+)(?::/([^:]*))?\Z")
-_PIXEL = re.compile(r"pixel_?[0-9]+\Z|[0-9]+x[0-9]+\Z", re.IGNORECASE)
 _BOXES = re.compile(r"(.+):(xyxy|xywh)\Z")
 _INT = re.compile(r"-?(0|[1-9][0-9]{0,17})\Z")
 _FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]*([eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)\Z")
@@ -64,6 +63,12 @@ _IN_FILES = ("image", "mask", "bytes")
 
 _BASE64 = re.compile(r"data:image/|(/9j/|iVBORw0KGgo|UklGR|R0lGOD)[A-Za-z0-9+/=\s]{250}")
 """Start of an image as text: of a data URL, JPEG, PNG, WebP or GIF, longer than a name may be."""
+
+
+_V = TypeVar("_V")
+
+_Rows = list[dict[str, Any]]
+"""All rows of an image."""
 
 
 class _Column(NamedTuple):
@@ -86,6 +91,15 @@ class _Scan:
         self.words: dict[str, str] = {}
         """How several labels of an image were read."""
         self.rows = 0
+        self.most = 0.0
+        """The largest coordinate of a box."""
+        self.has_fractions = False
+
+    def see(self, boxes: Sequence[Sequence[float]]) -> None:
+        """Note whether boxes may be fractions of the width and height."""
+        sides = [side for box in boxes for side in box[:4]]
+        self.most = max([self.most, *sides])
+        self.has_fractions |= any(side % 1 for side in sides)
 
     def field(self, kept: Kept) -> Field:
         """Return a field, now that all of its values are known."""
@@ -120,11 +134,17 @@ class TableOptions(NamedOptions):
     separator: str = option("|", help="Text between labels.", metavar="TEXT")
     boxes: str | None = option(
         None,
-        help="Column with lists of boxes: left, top, then right, bottom or width, height. A "
-        "fifth value is the label.",
+        help="Column with a box or a list of boxes: left, top, then right, bottom or width, "
+        "height. A fifth value is the label. Or four columns, such as xmin,ymin,xmax,ymax.",
         metavar="COL:xyxy|xywh",
     )
     box_labels: str | None = option(None, help="Column with lists of box labels.", metavar="COL")
+    join_rows: bool = option(
+        False,
+        help="Join rows that name the same image: boxes and labels are combined, and kept values "
+        "become lists.",
+        store=lambda value: value or None,
+    )
     file: str | None = option(
         None,
         help="Columns with the names of additional files, such as mask=mask_path. A file with ? "
@@ -187,13 +207,8 @@ class Table(NamedSource):
             files = ",".join(f"{name[: -len(FILE_NAME) - 1]}={name}" for name in more)
             self.settle(image=FILE_NAME, file=options.file or files or None)
         options = self.options
-        if options.image is None and any(map(_PIXEL.match, columns)):
-            raise UsageError(
-                f"the columns of {self._lists.paths[0]} are pixels, not file names",
-                remedy="save its images and labels with numpy.savez(file, images=..., labels=...), "
-                "and use `shardkit convert npy`",
-            )
         if options.image is None:
+            refuse_pixels(Overview(self._lists.paths[0]))
             listed = name_list(columns)
             raise UsageError(
                 f"{self._lists.paths[0]}",
@@ -218,7 +233,7 @@ class Table(NamedSource):
         order = _BOXES.match(options.boxes) if options.boxes else None
         if options.boxes and order is None:
             raise UsageError(f"{setting('boxes', options.boxes)} is not COLUMN:xyxy or COLUMN:xywh")
-        self._boxes = _column(order[1], "boxes") if order else None
+        self._boxes = _column(order[1], "boxes", columns) if order else None
         self._order = order[2] if order else ""
         self._box_labels = _column(options.box_labels, "box_labels")
         self._keep = parse_keep(options.keep)
@@ -226,7 +241,8 @@ class Table(NamedSource):
         self._require_fields()
         named = self._label or self._labels
         self.class_names = read_classes(options.classes) or (named and named.classes) or None
-        self._note = "" if options.label or options.labels else self._lost_labels(columns)
+        known = options.label or options.labels or options.join_rows
+        self._note = "" if known else self._lost_labels(columns)
 
     def _lost_labels(self, columns: Sequence[str]) -> str:
         """Return which unused columns may be labels, or ""."""
@@ -275,7 +291,8 @@ class Table(NamedSource):
             columns = columns_of(path, self._dialect)
             used = self._used(columns, path)
             unused.update(dict.fromkeys(name for name in columns if name not in used))
-            for line, row in rows_of(path, used, self._dialect):
+            rows = rows_of(path, used, self._dialect)
+            for line, row in _joined(rows, self._image) if self.options.join_rows else rows:
                 self._list(scan, place(number, line), row, is_text(path))
         listings[""].ignored += [*self._lists.others, *names.unused(self._lists.paths)]
         self._complete(scan)
@@ -294,14 +311,15 @@ class Table(NamedSource):
             "unused": ", ".join(unused) or "no column",
         }
 
-    def _list(self, scan: _Scan, spot: int, row: dict[str, Any] | str, text: bool) -> None:
+    def _list(self, scan: _Scan, spot: int, row: dict[str, Any] | _Rows | str, text: bool) -> None:
         """List the image of one row, or say what is wrong with the row."""
         scan.rows += 1
         number, line = place_of(spot)
         where = f"{self._lists.names[number]}:{line}"
         name = None
         if not isinstance(row, str):
-            name = self._file_name(row.get(self._image), scan.listing.names, self.options.suffix)
+            named = row[0] if isinstance(row, list) else row
+            name = self._file_name(named.get(self._image), scan.listing.names, self.options.suffix)
         if scan.rows == 1 and isinstance(name, str):
             self._look_for_first(name)
             name = self._nested.get(name, name)
@@ -325,6 +343,8 @@ class Table(NamedSource):
             name = name.replace("\\", "/")
         for folder in self._tops:
             name = name.removeprefix(folder)
+        if name.startswith("/") and names.has(name[1:]) and not os.path.lexists(name):
+            name = name[1:]  # as in the lists of Places365
         name = name if name.endswith(suffix or "") else f"{name}{suffix}"
         return self._nested.get(name, name)
 
@@ -381,20 +401,25 @@ class Table(NamedSource):
         )
 
     def _values_of(
-        self, row: Mapping[str, Any], text: bool, scan: _Scan
+        self, row: dict[str, Any] | _Rows, text: bool, scan: _Scan
     ) -> tuple[int, dict[str, Any]]:
         """Return the code of the label, and the values of the other fields."""
         code = NO_LABEL
         values: dict[str, Any] = {}
+        rows = row if isinstance(row, list) else [row]
         if self._label:
-            code = scan.labels["label"].code(_label_in(row, self._label, text))
+            label = _same((_label_in(of, self._label, text) for of in rows), self._label)
+            code = scan.labels["label"].code(label)
         if self._labels:
-            labels = _labels_in(row, self._labels, text, self.options.separator)
+            each = (_labels_in(of, self._labels, text, self.options.separator) for of in rows)
+            labels = dict.fromkeys(chain.from_iterable(each)) if len(rows) > 1 else next(each)
             values["labels"] = list(map(scan.labels["labels"].code, labels))
         if self._boxes:
-            values["boxes"] = self._boxes_of(row, text, scan.labels["boxes"])
+            boxes = [box for of in rows for box in self._boxes_of(of, text, scan.labels["boxes"])]
+            values["boxes"] = boxes
+            scan.see(boxes)
         for kept in self.kept_files:
-            name = cell(row, kept, text)
+            name = _same((cell(of, kept, text) for of in rows), kept)
             if _is_there(kept, name):
                 try:
                     found = scan.listing.names.find(self._file_name(name, scan.listing.names))
@@ -407,7 +432,11 @@ class Table(NamedSource):
                     kind = "mask" if kept.name == "mask" else kind_of_suffix(found.name)
                     scan.kinds[kept.name].add(kind)
         for kept in self._keep:
-            value = cell(row, kept, text)
+            if self.options.join_rows and kept.kind in (None, "json"):
+                values[kept.name] = [cell(of, kept, text) for of in rows]
+                scan.kinds[kept.name].add("json")
+                continue
+            value = _same((cell(of, kept, text) for of in rows), kept)
             if not _is_there(kept, value):
                 continue
             values[kept.name] = value
@@ -422,7 +451,16 @@ class Table(NamedSource):
         """Return boxes as left, top, right and bottom, and the code of the label of each."""
         assert self._boxes is not None
         where = _name(self._boxes)
-        cells = _list(cell(row, self._boxes, text), where)
+        cells: list[Any]
+        if self._boxes.classes:
+            sides = [row.get(name) for name in self._boxes.classes]
+            is_box = any(side not in (None, "") for side in sides)
+            cells = [[_number(side, where) for side in sides]] if is_box else []
+        else:
+            cells = _list(cell(row, self._boxes, text), where)
+            cells = [cells] if cells and isinstance(cells[0], int | float) else cells
+        if not cells and self.options.join_rows:
+            return []
         if self._box_labels:
             value = cell(row, self._box_labels, text)
             box_labels = labels_of(value, _name(self._box_labels), self.options.separator)
@@ -430,7 +468,7 @@ class Table(NamedSource):
                 raise BadImage(f"it has {len(cells)} boxes but {len(box_labels)} box labels")
             pairs = zip(cells, box_labels, strict=True)
             cells = [[*_list(box, where)[:4], label] for box, label in pairs]
-        boxes = []
+        boxes: list[list[float]] = []
         for box in cells:
             if not isinstance(box, list):
                 raise BadImage(f"a box must be a list of four numbers, not {quoted(box)}")
@@ -440,6 +478,13 @@ class Table(NamedSource):
 
     def _complete(self, scan: _Scan) -> None:
         """Set the fields, now that all values are known."""
+        if scan.has_fractions and scan.most <= 1:
+            raise UsageError(
+                f"{self._lists.paths[0]}: the boxes in {_name(self._boxes)} are fractions of the "
+                "width and height, not pixels;",
+                remedy="multiply them by the size of each image, or keep them as values with "
+                f"{setting('keep')}",
+            )
         schema: dict[str, Field] = {}
         numbers = {}
         for name, column in (("labels", self._labels), ("boxes", self._boxes)):
@@ -589,6 +634,35 @@ def _json(text: str, where: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadImage(f"its {where} is not JSON: {quoted(text)}") from error
+
+
+def _joined(rows: Iterator[Row], image: str) -> Iterator[tuple[int, _Rows | str]]:
+    """Yield all rows of each image, at the line of the first one."""
+    joined: dict[Any, tuple[int, _Rows]] = {}
+    for line, row in rows:
+        if isinstance(row, str):
+            yield line, row
+        else:
+            joined.setdefault(row.get(image), (line, []))[1].append(row)
+    yield from joined.values()
+
+
+def _same(values: Iterable[_V], column: _Column | Kept) -> _V:
+    """Return the value that all rows of an image share; of one row, its value."""
+    first, *others = values
+    if any(other != first for other in others):
+        raise BadImage(
+            f"its rows differ in {_name(column)}",
+            remedy=f"read all values with {setting('labels')} or {setting('keep')}",
+        )
+    return first
+
+
+def _number(side: object, where: str) -> float:
+    try:
+        return float(side) if isinstance(side, str) else cast("float", side)
+    except ValueError:
+        raise BadImage(f"its {where} has {quoted(side)}, not a number") from None
 
 
 def _list(value: Any, where: str) -> list[Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import product
 from pathlib import PurePath
@@ -25,7 +26,7 @@ from shardkit.system.text import name_list, shell
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _MASKS = re.compile(r"mask|label|annot|gt|seg", re.I)
 _MAY_LABEL = re.compile(r"label|class|target|categor|diagnos|finding|tag", re.I)
-_NO_DATA = re.compile(r".*submission", re.I)
+_NO_DATA = re.compile(r".*(submission|partition)", re.I)
 _OF_IMAGES = re.compile(r"im(age|g)|photo|pic", re.I)
 _START = 1 << 16
 """Bytes of a file to look at."""
@@ -35,6 +36,28 @@ _LISTS = (*SUFFIXES, ".xlsx", ".xls", ".ods", ".mat", ".pkl")
 """Suffixes of what may be a list of labels, whatever is in it."""
 _TEXTS = (".txt", ".json", ".xml", ".lst")
 """Suffixes of what is a list if it names an image."""
+_SEPARATED = (".csv", ".tsv")
+_PIXEL = re.compile(r"pixel_?[0-9]+|[0-9]+x[0-9]+", re.IGNORECASE)
+"""The column of a pixel."""
+_PIXELS = re.compile(r"[0-9]{1,3}( [0-9]{1,3}){63,}")
+"""All pixels of an image as text."""
+_SPECIAL = {*'"\\$`!'}
+"""Characters that a shell changes between double quotation marks."""
+_SIDES = (
+    (("xmin", "ymin", "xmax", "ymax"), "xyxy"),
+    (("x1", "y1", "x2", "y2"), "xyxy"),
+    (("left", "top", "right", "bottom"), "xyxy"),
+    (("x", "y", "width", "height"), "xywh"),
+    (("x", "y", "w", "h"), "xywh"),
+    (("x1", "y1", "width", "height"), "xywh"),
+    (("left", "top", "width", "height"), "xywh"),
+)
+"""Names of columns of the sides of boxes, without case and marks, and their order."""
+_DECIMAL = re.compile(r"[0-9]+(\.[0-9]*)?")
+_BOX = re.compile(r"[\[(] *([0-9.]+), *([0-9.]+), *([0-9.]+), *([0-9.]+) *[\])]")
+"""A box as text."""
+_OF_SPLITS = re.compile(r"usage|split|subset|partition|data[ _]?set", re.IGNORECASE)
+"""The column of splits."""
 _WORD = re.compile(rb"[\w.-]+")
 _NUMBERS = re.compile(rb"(?:\d+\r?\n)+\d*\s*")
 """A list of labels alone, in the order of the names of the images."""
@@ -76,10 +99,10 @@ def recognize_table(seen: Overview) -> Iterator[Recognition]:
         for file in of_hub:
             yield Recognition(below(top, file), inside=below(top, file))
         folders = _folders(seen, top)
-        if seen.files(top, (".csv", ".tsv")):
+        if seen.files(top, _SEPARATED):
             zips = (below(top, name) for name in seen.files(top, ".zip")[:_MOST_LISTS])
             folders += [folder for name in zips for folder in _folders(seen, name)]
-        for file in (*seen.files(top, (".csv", ".tsv")), *_lists(seen, top)) if folders else ():
+        for file in (*seen.files(top, _SEPARATED), *_lists(seen, top)) if folders else ():
             if not (file in of_hub or _NO_DATA.match(file)):
                 yield from _list_of(seen, below(top, file), folders)
 
@@ -105,6 +128,75 @@ def refuse_misread(seen: Overview, inside: str = "") -> None:
             f"{seen.path}: {why}",
             remedy=f"run {way}. Pass {setting('classes', True)} to use the folders as classes",
         )
+
+
+def refuse_pixels(seen: Overview) -> None:
+    """Refuse tables of pixels, with the command that converts each."""
+    files = seen.files(suffix=_SEPARATED) if seen.is_folder else [""]
+    ways = {file: way for file in files if (way := _way_of_pixels(seen, file))}
+    if ways:
+        named = f": {name_list(ways)}" if seen.is_folder else ""
+        raise UsageError(
+            f"{seen.path}{named}: the values are pixels, not file names;",
+            remedy=f"run {'; '.join(ways.values())}",
+        )
+
+
+def _way_of_pixels(seen: Overview, file: str) -> str:
+    """Return the command for a table whose rows are pixels, in columns or as text; "" if none."""
+    path = seen.path / file
+    suffix = path.suffix.lower()
+    table = first_rows(seen.ends(file)[:_START], path.name) if suffix in _SEPARATED else []
+    if len(table) < 2:
+        return ""
+    header, row = table[:2]
+    pixels = [name for name in header if _PIXEL.fullmatch(name)]
+    texts = [name for name, cell in zip(header, row, strict=False) if _PIXELS.fullmatch(cell)]
+    others = [name for name in header if name not in (*pixels, *texts)]
+    split = next(filter(_OF_SPLITS.fullmatch, others), "")
+    label = usual_label(others) or next((name for name in others if name != split), "")
+    if pixels:
+        at = header.index(label) if label else None
+        array = "rows" if at is None else f"numpy.delete(rows, {at}, 1)"
+        labels = "" if at is None else f", labels=rows[:, {at}]"
+        delimiter = "\t" if suffix == ".tsv" else ","
+        code = (
+            f"import numpy; rows = numpy.loadtxt({str(path)!r}, int, delimiter={delimiter!r}, "
+            f"skiprows=1); numpy.savez('{path.stem}.npz', images={array}.astype('uint8')"
+            f".reshape(-1, {_shape_of(len(pixels))}){labels})"
+        )
+        command = shell("npy", f"{path.stem}.npz", f"DST/{path.stem}", "--to", "lmdb")
+        return f"{_python(code)}; shardkit convert {command}"
+    if not texts:
+        return ""
+    shape = _shape_of(len(row[header.index(texts[0])].split()))
+    image = f"numpy.array(row[{texts[0]!r}].split(), 'uint8').reshape({shape})"
+    value = f"row[{label!r}]"
+    number = f"int({value})" if label and row[header.index(label)].isdecimal() else value
+    sample = f"({image}, {number})" if label else f"{{'image': {image}}}"
+    convert = f"shardkit.convert([{sample} for row in rows"
+    code = (
+        f"[{convert} if row[{split!r}] == split], 'DST/' + split, to='lmdb') "
+        f"for split in {{row[{split!r}] for row in rows}}]"
+        if split
+        else f"{convert}], 'DST/{path.stem}', to='lmdb')"
+    )
+    read = f"import csv, numpy, shardkit; rows = [*csv.DictReader(open({str(path)!r}))]"
+    return _python(f"{read}; {code}")
+
+
+def _python(code: str) -> str:
+    """Return the command that runs code, with quotation marks that can be read, if possible."""
+    return "python -c " + (shell(code) if {*code} & _SPECIAL else f'"{code}"')
+
+
+def _shape_of(pixels: int) -> str:
+    """Return the shape of square images with so many values, gray or RGB."""
+    for channels, shape in ((1, "{0}, {0}"), (3, "{0}, {0}, 3")):
+        side = math.isqrt(pixels // channels)
+        if side * side * channels == pixels:
+            return shape.format(side)
+    return "HEIGHT, WIDTH"
 
 
 def not_classes(seen: Overview, top: str = "") -> Iterator[tuple[str, str]]:
@@ -167,7 +259,7 @@ def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
         return
     for folder in set(tops).intersection(full):
         yield from _captions(seen, folder)
-    for top in tops:
+    for top in dict.fromkeys([*tops, inside.rpartition("/")[0]]):
         yield from _annotations(seen, top)
     images = [name for folder in full for name in seen.images(folder)[:_MOST]]
     words = {word.encode("utf-8", "replace") for name in images for word in (name, _stem(name))}
@@ -187,7 +279,7 @@ def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
 
 def _lists_of_shards(seen: Overview, top: str) -> Iterator[tuple[str, str]]:
     """Yield the tables of labels of images in folders that look like classes, but are not."""
-    tables = [below(top, name) for name in seen.files(top, (".csv", ".tsv"))]
+    tables = [below(top, name) for name in seen.files(top, _SEPARATED)]
     of_stem: dict[str, tuple[str, str]] = {}  # the folder of an image, and the suffix that it lacks
     for folder in _inner(seen, top) if tables else ():
         for image in itertools.chain(*map(seen.images, [folder, *_inner(seen, folder)[:_FEW]])):
@@ -232,10 +324,11 @@ def _captions(seen: Overview, folder: str) -> Iterator[tuple[str, str]]:
 
 def _annotations(seen: Overview, top: str) -> Iterator[tuple[str, str]]:
     """Yield the first of texts that are each of an image in the folder next to theirs."""
-    stems = {_stem(name) for folder in _inner(seen, top) for name in seen.images(folder)}
+    images = {name for folder in _inner(seen, top) for name in seen.images(folder)}
+    names = images.union(map(_stem, images))
     for folder in sorted(_inner(seen, top), key=lambda name: not _MASKS.search(name)):
-        texts = [name for name in seen.files(folder, (*_TEXTS, *_LISTS)) if _stem(name) in stems]
-        if len(texts) > len(stems) / 2 and not seen.images(folder):
+        texts = [name for name in seen.files(folder, (*_TEXTS, *_LISTS)) if _stem(name) in names]
+        if len(texts) > len(images) / 2 and not seen.images(folder):
             yield below(folder, texts[0]), _EXPORTED
 
 
@@ -255,6 +348,8 @@ def _way(  # noqa: PLR0911
 ) -> str:
     """Return the command for images whose labels may be in a file; "" if none are."""
     name = PurePath(file).name.lower()
+    if _NO_DATA.match(name):
+        return ""
     content = seen.ends(file) if name.endswith((*_TEXTS, ".csv")) else b""
     split = split_in(name)
     meant = [folder for folder in folders if split and split_in(PurePath(folder).name) == split]
@@ -276,7 +371,7 @@ def _way(  # noqa: PLR0911
             seen.path / o[3:] if o[0] == "{" else o for o in _classes(seen, [boxed[0][0]], classes)
         ]
         return f"sed -E {shell(pattern)} {path} {table} {shell(*options)}".rstrip()
-    is_list = name.endswith(_LISTS) and not _NO_DATA.match(name)
+    is_list = name.endswith(_LISTS)
     found = {*_WORD.findall(content)} & names if name.endswith(_TEXTS) else set()
     if "/" in file and len(found) < _FEW:
         found = set()  # a text that may be about anything
@@ -309,7 +404,8 @@ def _folders(seen: Overview, top: str) -> list[str]:
     classes = {PurePath(name).name for name in (*full, *filter(seen.images, nested))}
     if sum(not (split_in(name) or _OF_IMAGES.search(name)) for name in classes) > 1:
         return []
-    return [top, *(full or filter(seen.images, nested))]
+    outer = [name for name in inner if name not in full and has_images(seen, name)]
+    return [top, *(full or filter(seen.images, nested)), *outer]
 
 
 def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Recognition]:
@@ -332,30 +428,43 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
     by_folder = {fit.folder: fit for fit in reversed(fits)}
     for folder in _meant(file, [*reversed(by_folder)], folders):
         _, _, column, suffix = by_folder[folder]
-        is_list = file.endswith(LISTS)
+        is_list = file.endswith(LISTS) and header[:1] == ["1"]
         if is_list and (column != "1" or suffix or header[1:2] != ["2"]):
             return  # of names alone, or something else
         others = {name: columns[name] for name in columns if name not in ("", column)}
         if any(map(_BOXED.fullmatch, itertools.chain(*others.values()))):
             return  # no option reads the class alone
-        ones, counts = ones_of(others)
-        ones = [] if 0 in counts else ones  # of a row without any, they may be something else
         words = ["--image", column]
         words += ["--root", f"{{}}/{folder}"] * (folder != file.rpartition("/")[0])
-        if label := usual_label(others) or _only(columns, column) or "2" * is_list:
+        is_repeated = len({*columns[column]}) < len(columns[column])
+        boxes, orders = _boxes_in(others)
+        others = {name: others[name] for name in others if name not in boxes}
+        label = usual_label(others) or _only(columns, column) or "2" * is_list
+        ones, counts = ones_of(others)
+        ones = [] if 0 in counts else ones  # of a row without any, they may be something else
+        if boxes:
+            label = label or next(filter(_MAY_LABEL.search, others), "")
+            words += ["--box-labels", label] * bool(label)
+        if label and not (boxes and is_repeated):
             splits = [*filter(is_split_name, seen.folders())]
-            words += ["--label", label, *_classes(seen, columns[label], splits)]
-        else:
+            words += ["--labels" if is_repeated else "--label", label]
+            words += _classes(seen, columns[label], splits)
+        elif not boxes:
+            ones = [] if is_repeated else ones
             words += ["--label" if counts == {1} else "--labels", ",".join(ones)] * bool(ones)
-            kept = [_kept(name, others[name]) for name in others if name not in ones]
+            kept = [_kept(name, others[name], is_repeated) for name in others if name not in ones]
             words += ["--keep", ",".join(filter(None, kept))] * any(kept)
+        words += ["--join-rows"] * is_repeated
         words += ["--suffix", suffix] * bool(suffix)
         evidence = f"{file}, which lists the images in {folder or 'it'}"
         top = file.rpartition("/")[0]
         known = columns[column][0].encode("utf-8", "replace")
         more = (below(top, name) for name in _lists(seen, top)) if is_list else ()
         certain = not any(known in seen.ends(other) for other in more if other != file)
-        yield Recognition(evidence, certain=certain, inside=file, words=tuple(words))
+        for order in orders or [""]:
+            boxed = ["--boxes", f"{','.join(boxes)}:{order}"] * bool(order)
+            found = evidence + f", with boxes as {order}" * (len(orders) > 1)
+            yield Recognition(found, certain=certain, inside=file, words=(*words, *boxed))
 
 
 def _classes(seen: Overview, names: Sequence[str], splits: Sequence[str]) -> list[str]:
@@ -364,12 +473,31 @@ def _classes(seen: Overview, names: Sequence[str], splits: Sequence[str]) -> lis
     return ["--classes", f"{{}}/{split}"] if split else []
 
 
-def _kept(name: str, values: Sequence[str]) -> str:
+def _boxes_in(columns: Mapping[str, Sequence[str]]) -> tuple[list[str], Sequence[str]]:
+    """Return the columns of the sides of a box in pixels, or of boxes, and the possible orders."""
+    called = {re.sub("[^a-z0-9]", "", name.lower()): name for name in columns}
+    for sides, order in _SIDES:
+        names = [called[side] for side in sides if side in called]
+        cells = [cell for name in names for cell in columns[name]]
+        if len(names) == len(sides) and any(float(c) > 1 for c in cells if _DECIMAL.fullmatch(c)):
+            return names, [order]
+    for name in columns:
+        matches = [*map(_BOX.fullmatch, filter(None, columns[name]))]
+        boxes = [[*map(float, match.groups())] for match in matches if match]
+        if boxes and len(boxes) == len(matches) and max(map(max, boxes)) > 1:
+            is_size = any(box[2] <= box[0] or box[3] <= box[1] for box in boxes)
+            return [name], ["xywh"] if is_size else ["xywh", "xyxy"]
+    return [], []
+
+
+def _kept(name: str, values: Sequence[str], is_joined: bool = False) -> str:
     """Return what keeps a column; "" if no option can name it."""
     if {*name} & {*":,?="}:
         return ""
     field = field_name(name)
     called = "" if field == name else f"{field}="
+    if is_joined:
+        return f"{called}{name}"
     kind = ":int64" * ({*values} <= {"0", "1"})
     return f"{called}{name}{kind}{'?' * ('' in values)}"
 
@@ -389,7 +517,7 @@ def _fits(
 
 def _has(seen: Overview, folders: Sequence[str], name: str) -> bool:
     """Return whether just one of some folders has an image of this name."""
-    name = name.strip().replace("\\", "/").removeprefix("./")
+    name = name.strip().replace("\\", "/").removeprefix("./").removeprefix("/")
     with suppress(ValueError):
         split_path(name)
         return has_image_suffix(name) and sum(seen.has(below(f, name)) for f in folders) == 1

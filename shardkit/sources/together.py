@@ -143,7 +143,7 @@ def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, 
     ``options`` are those of all of them; those that were recognized fill in for None.
     """
     _require_own_roots(root, kinds, options.get("root"))
-    chosen = {key: value for key, value in options.items() if value is not None}
+    chosen = {key: value for key, value in options.items() if value not in (None, False)}
     recognized = {name: _recognized(kind.by.options(root)) for name, kind in kinds.items()}
     if any("labels" in of for of in recognized.values()):  # rows of other splits may have one each
         for of in recognized.values():
@@ -158,7 +158,7 @@ def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, 
         for name, kind in kinds.items()
     }
     commands = [kind.command(root, (f"DST/{name}", "--to", "lmdb")) for name, kind in kinds.items()]
-    labels = {of["label"] for of in recognized.values() if "label" in of}
+    labels = {str(of["label"]) for of in recognized.values() if "label" in of}
     if len(labels) > 1 and chosen.keys().isdisjoint(("label", "labels")):
         raise UsageError(
             f"{root}: the label columns of the splits differ ({name_list(sorted(labels))})",
@@ -167,11 +167,13 @@ def together(root: Path, kinds: Mapping[str, Recognized], options: Mapping[str, 
     return Together(root, members, commands)
 
 
-def _recognized(words: Sequence[str]) -> dict[str, str]:
+def _recognized(words: Sequence[str]) -> dict[str, Any]:
     """Return the words of a command as options."""
+    values = [*words[1:], ""][: len(words)]
     return {
-        option[2:].replace("-", "_"): value
-        for option, value in zip(words[::2], words[1::2], strict=True)
+        word[2:].replace("-", "_"): True if value[:2] in ("", "--") else value
+        for word, value in zip(words, values, strict=True)
+        if word.startswith("--")
     }
 
 

@@ -407,7 +407,7 @@ def test_what_may_be_meant_is_listed(tmp_path: Path, name: str) -> None:
 UNREAD: dict[str, dict[str, bytes]] = {
     "labels.xlsx": {"images/1.jpg": JPEG, "labels.xlsx": b"PK"},
     "labels.json": {"images/p1.jpg": JPEG, "labels.json": b'{"p1": "cat"}'},
-    "captions.txt": {"images/1.jpg": JPEG, "captions.txt": b"image|caption\n1.jpg|a cat\n"},
+    "captions.txt": {"images/1.jpg": JPEG, "captions.txt": b"1.jpg#0 a cat\n1.jpg#1 a tabby\n"},
     "train.csv": {"train/001.jpg": JPEG, "train.csv": b"id,label\n1.0,cat\n"},
     "ground_truth.txt": {
         "val/1.JPEG": JPEG,

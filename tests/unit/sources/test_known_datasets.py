@@ -1,0 +1,278 @@
+"""Datasets as people download them, rebuilt with a few images: what is read, and what is refused.
+
+The expected values are written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers import jpeg, make_tree, run_main
+from refusals import refused, refuses
+
+from shardkit import convert, open_dataset
+from shardkit.errors import UsageError
+
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
+JPEG = jpeg()
+
+
+def made(files: Mapping[str, bytes], *options: str) -> Path:
+    """Return the dataset of a folder, converted without the name of a kind."""
+    source = make_tree(Path("src"), files)
+    words = ("--to", "lmdb", "--workers", "1", "--no-shuffle")
+    done = run_main("convert", source, "OUT", *words, *options)
+    assert done.returncode == 0, done.stderr
+    return Path("OUT")
+
+
+def labels(path: Path) -> dict[str, str]:
+    """Return the class of each image of a dataset, by its path."""
+    dataset = open_dataset(path)
+    classes = dataset.classes or []
+    return {name: classes[dataset.targets[row]] for row, name in enumerate(dataset.paths)}
+
+
+def values(path: Path, field: str) -> dict[str, Any]:
+    """Return the value of a field of each image, by its path."""
+    dataset = open_dataset(path, fields=[field])
+    return {name: dataset[row][0] for row, name in enumerate(dataset.paths)}
+
+
+def boxes(path: Path) -> dict[str, list[list[object]]]:
+    """Return the sides of the boxes and their classes, by the path of the image."""
+    names = open_dataset(path).schema["boxes"].classes or ()
+    return {
+        image: [[*map(float, box[:4]), *(names[int(of)] for of in box[4:])] for box in found]
+        for image, found in values(path, "boxes").items()
+    }
+
+
+def run_way(message: str) -> None:
+    """Run the commands of a message."""
+    way = message.split("run ", 1)[1].partition(". Pass ")[0]
+    for command in way.replace("; shardkit ", "\nshardkit ").splitlines():
+        if command.startswith("shardkit "):
+            done = run_main(*shlex.split(command)[1:])
+            assert done.returncode == 0, done.stderr
+        else:
+            subprocess.run(["bash", "-ec", command], check=True)
+
+
+PLACES = {
+    **{f"data_256/{name}/1.jpg": JPEG for name in ("a/airfield", "b/badlands", "f/field/wild")},
+    **{f"val_256/Places365_val_{n}.jpg": JPEG for n in (1, 2)},
+    "places365_train_standard.txt": b"/a/airfield/1.jpg 0\n/b/badlands/1.jpg 1\n"
+    b"/f/field/wild/1.jpg 2\n",
+    "places365_val.txt": b"Places365_val_1.jpg 2\nPlaces365_val_2.jpg 0\n",
+    "categories_places365.txt": b"/a/airfield 0\n/b/badlands 1\n/f/field/wild 2\n",
+}
+
+
+@pytest.mark.parametrize("top", ["", "places/"])
+def test_places365_becomes_both_splits(top: str) -> None:
+    out = made({f"{top}{name}": content for name, content in PLACES.items()})
+    assert labels(out / "train") == {
+        "a/airfield/1.jpg": "0",
+        "b/badlands/1.jpg": "1",
+        "f/field/wild/1.jpg": "2",
+    }
+    assert labels(out / "val") == {"Places365_val_1.jpg": "2", "Places365_val_2.jpg": "0"}
+    assert open_dataset(out / "val").classes == ["0", "1", "2"]
+
+
+def test_a_list_of_one_split_is_not_the_whole_dataset() -> None:
+    """As Places365 without the list of the training set, and Tiny ImageNet in a folder."""
+    source = make_tree(Path("a"), {k: v for k, v in PLACES.items() if "train" not in k})
+    facts: tuple[str, ...] = ("table a/places365_val.txt", "imagefolder a/data_256")
+    refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=facts)
+    tiny = {f"tiny/train/{name}/images/0.JPEG": JPEG for name in ("n01", "n02")}
+    tiny |= {"tiny/val/images/0.JPEG": JPEG, "tiny/val/images/1.JPEG": JPEG}
+    tiny["tiny/val/val_annotations.txt"] = b"0.JPEG\tn02\t0\t1\t2\t3\n1.JPEG\tn01\t0\t1\t2\t3\n"
+    facts = (
+        "table b/tiny/val/val_annotations.txt",
+        "--classes b/tiny/train",
+        "folder b/tiny/train",
+    )
+    refuses(2, "convert", make_tree(Path("b"), tiny), "OUT", "--to", "lmdb", facts=facts)
+
+
+def test_rows_of_one_box_each_are_joined() -> None:
+    """As TensorFlow's annotations from Roboflow."""
+    table = "filename,width,height,class,xmin,ymin,xmax,ymax\n"
+    rows = "{0}1.jpg,24,16,dog,1,2,10,12\n{0}2.jpg,24,16,cat,5,6,7,8\n{0}1.jpg,24,16,cat,0,0,3,4\n"
+    files = {f"{split}/{split}{n}.jpg": JPEG for split in ("train", "valid") for n in (1, 2)}
+    for split in ("train", "valid"):
+        files[f"{split}/_annotations.csv"] = (table + rows.format(split)).encode()
+    out = made(files)
+    assert boxes(out / "train") == {
+        "train1.jpg": [[1, 2, 10, 12, "dog"], [0, 0, 3, 4, "cat"]],
+        "train2.jpg": [[5, 6, 7, 8, "cat"]],
+    }
+    assert len(boxes(out / "valid")) == 2
+    assert run_main("verify", out, "--against", "src").returncode == 0
+
+
+BOXES: dict[str, tuple[bytes, dict[str, list[list[object]]]]] = {
+    "global wheat": (
+        b'image_id,width,bbox,source\n1,24,"[8.0, 4.0, 6, 3]",x\n1,24,"[0, 0, 9.5, 5]",x\n',
+        {"1.jpg": [[8, 4, 14, 7], [0, 0, 9.5, 5]]},
+    ),
+    "RSNA": (
+        b"patientId,x,y,width,height,Target\n1,,,,,0\n2,2.0,1.0,3.5,4,1\n2,5,6,3,4,1\n",
+        {"1.jpg": [], "2.jpg": [[2, 1, 5.5, 5, "1"], [5, 6, 8, 10, "1"]]},
+    ),
+    "VinBigData": (
+        b"image_id,class_name,class_id,x_min,y_min,x_max,y_max\n1,No finding,14,,,,\n"
+        b"2,Mass,8,1.5,2,3,4\n2,Mass,8,1,2,3,4\n",
+        {"1.jpg": [], "2.jpg": [[1.5, 2, 3, 4, "Mass"], [1, 2, 3, 4, "Mass"]]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOXES)
+def test_boxes_of_tables_are_recognized(name: str) -> None:
+    table, expected = BOXES[name]
+    out = made({"train/1.jpg": JPEG, "train/2.jpg": JPEG, "train.csv": table})
+    assert boxes(out) == expected
+
+
+def test_boxes_that_may_be_sizes_or_corners_need_a_choice() -> None:
+    table = b'image_id,bbox\n1,"[1, 2, 6, 13]"\n'
+    source = make_tree(Path("src"), {"train/1.jpg": JPEG, "train.csv": table})
+    facts = ("--boxes bbox:xywh", "--boxes bbox:xyxy")
+    refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=facts)
+
+
+def test_boxes_as_fractions_are_not_pixels() -> None:
+    """As in Open Images, whose values are kept."""
+    table = b"ImageID,LabelName,XMin,XMax,YMin,YMax\n1,/m/0,0.1,0.9,0.2,1\n1,/m/1,0,0.5,0,0.5\n"
+    files = {"train/1.jpg": JPEG, "boxes.csv": table}
+    assert list(values(made(files), "xmax").values()) == [["0.9", "0.5"]]
+    words = ["--to", "lmdb", "--root", "src/train", "--image", "ImageID", "--suffix", ".jpg"]
+    words += ["--join-rows", "--boxes", "XMin,YMin,XMax,YMax:xyxy"]
+    facts = ("XMin,YMin,XMax,YMax", "fractions", "--keep")
+    refuses(2, "convert", "table", "src/boxes.csv", "B", *words, facts=facts)
+
+
+def test_captions_of_several_rows_are_kept() -> None:
+    """As in Flickr8k."""
+    table = b'image,caption\n1.jpg,a girl\n1.jpg,"a child, outside"\n2.jpg,a dog\n'
+    out = made({"Images/1.jpg": JPEG, "Images/2.jpg": JPEG, "captions.txt": table})
+    assert values(out, "caption") == {"1.jpg": ["a girl", "a child, outside"], "2.jpg": ["a dog"]}
+
+
+def test_several_rows_of_labels_are_several_labels() -> None:
+    table = b"image,label\n1.jpg,cat\n1.jpg,dog\n1.jpg,cat\n2.jpg,dog\n"
+    out = made({"images/1.jpg": JPEG, "images/2.jpg": JPEG, "labels.csv": table})
+    assert {name: [*map(int, of)] for name, of in values(out, "labels").items()} == {
+        "1.jpg": [1, 1],
+        "2.jpg": [0, 1],
+    }
+
+
+def test_rows_that_contradict_each_other_are_bad() -> None:
+    table = b"image,label,age\n1.jpg,cat,3\n1.jpg,dog,3\n2.jpg,dog,4\n2.jpg,dog,4\n"
+    make_tree(Path("src"), {"1.jpg": JPEG, "2.jpg": JPEG, "labels.csv": table})
+    words = ["--to", "lmdb", "--image", "image", "--label", "label", "--keep", "age:int64"]
+    refuses(1, "convert", "table", "src/labels.csv", "A", *words, facts=("1.jpg", "--join-rows"))
+    words += ["--join-rows"]
+    refuses(
+        1, "convert", "table", "src/labels.csv", "B", *words, facts=("1.jpg", "differ in label")
+    )
+    words += ["--on-error", "skip"]
+    assert run_main("convert", "table", "src/labels.csv", "D", *words).returncode == 0
+    assert (labels(Path("D")), values(Path("D"), "age")) == ({"2.jpg": "dog"}, {"2.jpg": 4})
+
+
+def test_pixels_in_a_table_get_the_command_that_reads_them() -> None:
+    """As MNIST and FER2013 at Kaggle."""
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8), np.uint8)
+    rows = [",".join(map(str, image.ravel())) for image in pixels]
+    header = ",".join(f"pixel{n}" for n in range(64))
+    digits = "\n".join([f"label,{header}", *(f"{n},{row}" for n, row in enumerate(rows))])
+    faces = ["emotion,pixels,Usage"]
+    faces += [f"{n},{row.replace(',', ' ')},{'AB'[n % 2]}" for n, row in enumerate(rows)]
+    for name, table, expected in (
+        ("digits", digits, {"DST/digits": [0, 1, 2]}),
+        ("faces", "\n".join(faces), {"DST/A": [0, 2], "DST/B": [1]}),
+    ):
+        source = make_tree(Path(name), {f"{name}.csv": table.encode()})
+        done = refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=(f"{name}.csv", "pixels"))
+        run_way(done.stderr)
+        for path, numbers in expected.items():
+            dataset = open_dataset(path)
+            assert sorted(dataset.targets) == numbers
+            for row, number in enumerate(dataset.targets):
+                assert np.array_equal(np.asarray(dataset[row][0].convert("L")), pixels[number])
+
+
+def test_unfinished_downloads_are_named() -> None:
+    for name in ("photos.zip.part", "Unconfirmed 1.crdownload"):
+        source = make_tree(Path(name[:3]), {name: b"PK"})
+        facts = (name, "download it again")
+        refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=facts)
+        refuses(2, "convert", source / name, "OUT", "--to", "lmdb", facts=facts)
+
+
+def test_archives_of_numpy_are_splits() -> None:
+    for split, numbers in (("train", [1, 0]), ("test", [2])):
+        images = np.zeros((len(numbers), 4, 4, 3), np.uint8)
+        make_tree(Path("src"), {})
+        np.savez(f"src/{split}.npz", images=images, labels=numbers)
+    out = made({})
+    assert [*open_dataset(out / "train").targets] == [1, 0]
+    assert [*open_dataset(out / "test").targets] == [2]
+    make_tree(Path("one"), {})
+    np.savez("one/pathmnist.npz", test_images=images, test_labels=numbers)
+    assert run_main("convert", "one", "OUT2", "--to", "lmdb").returncode == 0
+
+
+def test_images_in_a_parquet_table_get_the_kind_that_reads_them() -> None:
+    pq.write_table(pa.table({"data": [JPEG], "label": [1]}), "t.parquet")
+    words = ("--to", "lmdb", "--image", "data")
+    refuses(2, "convert", "table", "t.parquet", "OUT", *words, facts=("convert huggingface",))
+    assert run_main("convert", "huggingface", "t.parquet", "OUT", "--to", "lmdb").returncode == 0
+
+
+def test_annotations_next_to_images_are_not_lost() -> None:
+    """As of LabelMe and Supervisely."""
+    for name in ("annotations/{}.json", "ds0/ann/{}.jpg.json"):
+        folder = "images" if name.startswith("ann") else "ds0/img"
+        files = {f"{folder}/{n}.jpg": JPEG for n in (1, 2)}
+        files |= {name.format(n): json.dumps({"shapes": []}).encode() for n in (1, 2)}
+        source = make_tree(Path(folder[:3]), files)
+        facts = (name.format(1), "COCO", "--classes")
+        refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=facts)
+
+
+def test_a_partition_is_not_a_label() -> None:
+    """As in CelebA."""
+    files = {f"img_align_celeba/{n}.jpg": JPEG for n in (1, 2)}
+    out = made({**files, "list_eval_partition.txt": b"1.jpg 0\n2.jpg 1\n"})
+    assert open_dataset(out).classes == []
+    assert [*open_dataset(out).targets] == [-1, -1]
+
+
+def test_a_single_folder_of_images_next_to_others_is_no_class() -> None:
+    """As in Oxford Buildings."""
+    files = {f"oxbuild_images/{n}.jpg": JPEG for n in (1, 2)} | {"gt_files/good.txt": b"oxc1\n"}
+    assert [*open_dataset(made(files)).targets] == [-1, -1]
+
+
+def test_a_negative_label_in_python_is_stated_as_none() -> None:
+    image = np.zeros((8, 8, 3), np.uint8)
+    with refused(UsageError, "such as -1", "as None"):
+        convert([(image, -1)], "OUT", to="lmdb")
+    convert([(image, 1), (image, None)], "OUT", to="lmdb")
+    assert sorted(open_dataset("OUT").targets) == [-1, 1]
