@@ -180,7 +180,9 @@ def _open(path: Path, dataset: OpenedDataset) -> _NpyFile:
         stamp = path.stat().st_mtime_ns
         with opened(str(path), "", stamp) as view:
             array = parse_header(view)
-        if array.fortran or not array.shape:
+        if not array.shape:
+            raise BadImage("it holds a single value, not rows")
+        if array.fortran:
             raise BadImage("its rows are not stored one after another (Fortran order)")
         rows = dataset.manifest.rows
         if array.rows != rows:

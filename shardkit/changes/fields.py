@@ -369,10 +369,13 @@ def _providers(
             )
         if not given:
             raise UsageError("there are no fields", remedy="pass a dict of values by field")
-        schema = {
-            name: Field(kind) if isinstance(kind, str) else kind
-            for name, kind in (options.schema or {}).items()
-        }
+        try:
+            schema = {
+                name: Field(kind) if isinstance(kind, str) else kind
+                for name, kind in (options.schema or {}).items()
+            }
+        except ValueError as error:
+            raise UsageError(f"{setting('schema')}: {error}") from error
         samples = Samples(opened)
         return [
             FunctionValues(name, value, samples, schema.get(name), opened[0])
@@ -382,7 +385,7 @@ def _providers(
         ]
     if not isinstance(given, (str, Path)):
         raise UsageError(
-            f"a {type(given).__name__} has no field names",
+            f"{type(given).__name__} values have no field names",
             remedy='pass a dict, as in {"caption": values}',
         )
     path = Path(given)

@@ -179,6 +179,8 @@ def parse_header(view: OpenedFile | _Bytes) -> Array:
     header = head[start : start + length]
     if len(header) < length:
         header = view.read(start, length)
+    if len(header) < length:
+        raise BadImage("it is truncated in its header")
     return _array(header, start + length, view.size)
 
 

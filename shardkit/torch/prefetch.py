@@ -37,13 +37,18 @@ class Normalize:
     def __post_init__(self) -> None:
         channels = [np.asarray(values) for values in (self.mean, self.std)]
         numbers = all(values.ndim == 1 and values.dtype.kind in "iuf" for values in channels)
-        if not numbers or len(self.mean) != len(self.std) or not (channels[1] > 0).all():
+        if not (
+            numbers
+            and len(self.mean) == len(self.std)
+            and np.isfinite(channels).all()
+            and (channels[1] > 0).all()
+        ):
             raise UsageError(
-                f"mean={self.mean} and std={self.std} must have one value for each channel, and "
-                "std must be above 0"
+                f"mean={self.mean} and std={self.std} must have one finite value for each channel, "
+                "and std must be above 0"
             )
-        if not self.dtype.is_floating_point:
-            raise UsageError(f"dtype must be a floating-point type, not {self.dtype}")
+        if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
+            raise UsageError(f"dtype must be a floating-point type, not {self.dtype!r}")
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Return images of shape (N, C, H, W) as `dtype`, in the same memory format.

@@ -354,6 +354,21 @@ def test_arrays_of_a_file_are_in_row_order(made: Path, tmp_path: Path) -> None:
     assert shardkit.collate(batch)[0].shape == (6, 3, 2)
 
 
+def test_values_that_are_no_fields_are_refused(made: Path, tmp_path: Path) -> None:
+    arrays = {"single value": np.array(1), "Fortran": np.asfortranarray(np.zeros((6, 2)))}
+    for fact, array in arrays.items():
+        np.save(tmp_path / "latents.npy", array)
+        with refused(UsageError, "latents.npy", fact):
+            fields.add(made, tmp_path / "latents.npy", field=["latent"])
+    picture = np.zeros((1, 1), np.uint8)
+    wrong: list[tuple[Any, str]] = [({}, "no fields"), ([1], "list"), ({"B": [picture] * 6}, "B")]
+    for given, fact in wrong:
+        with refused(UsageError, fact):
+            fields.add(made, given)
+    with refused(UsageError, "schema", "texts"):
+        fields.add(made, {"a": ["b"] * 6}, schema={"a": "texts"})
+
+
 def test_an_array_of_another_length_is_refused(made: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "latents.npy", np.zeros((5, 2)))
     with refused(UsageError, "latents.npy", 5, 6):

@@ -97,7 +97,9 @@ def test_usual_and_other_headers_are_read(
     for row in range(3):
         np.testing.assert_array_equal(dataset[row]["array"], array)
     skipped = load_manifest(tmp_path / "made").skipped
-    assert {problem.path for problem in skipped} == {*bad, "b/object.npy"}
+    reasons = {problem.path: problem.reason for problem in skipped}
+    assert reasons.keys() == {*bad, "b/object.npy"}
+    assert "truncated" in reasons["a/short.npy"]
 
 
 def test_a_folder_of_files_has_no_labels(tmp_path: Path) -> None:

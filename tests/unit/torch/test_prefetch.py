@@ -163,9 +163,9 @@ def test_normalize_accepts_any_number_of_channels_and_defaults_to_imagenet() -> 
 
 def test_a_wrong_normalization_is_a_usage_error() -> None:
     wrong: dict[str, tuple[Any, ...]] = {
-        "mean": ((0.5,), 0.5, "abc"),
-        "std": ((1, 1, 0), (1, 1, -1), (1, 1, float("nan")), 0.5, "abc"),
-        "dtype": (torch.uint8, torch.int64),
+        "mean": ((0.5,), 0.5, "abc", (0, 0, float("nan"))),
+        "std": ((1, 1, 0), (1, 1, -1), (1, 1, float("nan")), (1, 1, float("inf")), 0.5, "abc"),
+        "dtype": (torch.uint8, torch.int64, "float16"),
     }
     for name, values in wrong.items():
         for value in values:
