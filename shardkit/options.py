@@ -182,7 +182,7 @@ def require_valid(values: Any) -> None:
             require_integer(item.name, value, item.minimum)
         is_positive = isinstance(value, int | float) and 0 < value < math.inf
         if item.is_positive and value is not None and not is_positive:
-            raise UsageError(f"{setting(item.name, value)} is not a positive number")
+            raise UsageError(f"{setting(item.name, value)} must be a positive number")
         if item.requires and value != item.default and getattr(values, item.requires) is None:
             raise UsageError(f"{setting(item.name)} requires {setting(item.requires)}")
 
@@ -191,8 +191,8 @@ def _require_flag(item: Option, value: object) -> None:
     """Check that the value of a flag is one: any text is true, as ``force="no"``."""
     is_flag = item.type in ("bool", "bool | None")
     if is_flag and type(value) is not bool and value is not item.default:
-        values = "True, False nor None" if "None" in item.type else "True nor False"
-        raise UsageError(f"{setting(item.name, value)} is neither {values}")
+        values = "True, False or None" if "None" in item.type else "True or False"
+        raise UsageError(f"{setting(item.name, value)} must be {values}")
 
 
 def _require_path(name: str, type_: str, value: object) -> None:
@@ -204,9 +204,9 @@ def _require_path(name: str, type_: str, value: object) -> None:
 def require_integer(option: str, value: object, minimum: int | None = None) -> int:
     """Return an option's value; UsageError if it is not an integer, or less than the minimum."""
     if type(value) is not int:
-        raise UsageError(f"{setting(option, value)} is not an integer")
+        raise UsageError(f"{setting(option, value)} must be an integer")
     if minimum is not None and value < minimum:
-        raise UsageError(f"{setting(option, value)} is too low;", remedy=f"use at least {minimum}")
+        raise UsageError(f"{setting(option, value)} must be at least {minimum}")
     return value
 
 
@@ -218,7 +218,7 @@ def check_integer(name: str, value: object, least: int) -> int:
         number = least - 1
     if isinstance(value, bool) or not least <= number < 2**63:
         kind = {0: "a non-negative integer", 1: "a positive integer"}.get(least, "a 64-bit integer")
-        raise UsageError(f"{setting(name, value)} is not {kind}")
+        raise UsageError(f"{setting(name, value)} must be {kind}")
     return number
 
 
@@ -230,7 +230,7 @@ def require_names(option: str, value: object) -> None:
         )
     is_list = isinstance(value, Collection) and all(isinstance(name, str) for name in value)
     if value is not None and not is_list:
-        raise UsageError(f"{setting(option, value)} is not a list of names")
+        raise UsageError(f"{setting(option, value)} must be a list of names")
 
 
 def make(kind: type[_Type], arguments: dict[str, Any]) -> _Type:

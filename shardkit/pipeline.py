@@ -172,7 +172,7 @@ class Original(NamedTuple):
         try:
             return index(self.described["width"]), index(self.described["height"])
         except (KeyError, TypeError) as error:
-            raise BadImage(f"its metadata lacks the size of its pixels: {error!r}") from error
+            raise BadImage("its metadata lacks its width or height") from error
 
     @property
     def orientation(self) -> int:

@@ -72,7 +72,7 @@ def parse_size(resize: int | tuple[int, int] | str) -> int | tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,9})(?:[xX]([0-9]{1,9}))?", str(resize))
     if match is None:
         raise UsageError(
-            f"{setting('resize', str(resize)[:40])} is neither a number of pixels (256) nor HxW "
+            f"{setting('resize', str(resize)[:40])} must be a number of pixels (256) or HxW "
             "(224x224)"
         )
     height, width = match.groups()
@@ -92,7 +92,7 @@ def parse_color(color: str | Color) -> Color:
         return ImageColor.getrgb(color)[:3]
     except ValueError:
         raise UsageError(
-            f"{setting('background', color)} is not a color such as white, #808080 or "
+            f"{setting('background', color)} must be a color such as white, #808080 or "
             "rgb(124,116,104)"
         ) from None
 
@@ -210,10 +210,11 @@ class Recipe(RecipeOptions):
     def __post_init__(self) -> None:
         require_valid(self)
         if self.quality is not None and not 1 <= require_integer("quality", self.quality) <= 100:
-            raise UsageError(f"quality {self.quality} is not between 1 and 100")
+            raise UsageError(f"{setting('quality', self.quality)} must be from 1 to 100")
         if self.quality is not None and self.encode in ("png", "raw", "planes"):
             raise UsageError(
-                f"quality has no effect with the {self.encode} encoding", remedy="leave one out"
+                f"quality has no effect with the {self.encode} encoding",
+                remedy="leave out one of them",
             )
         self._check_pixels()
         if self.resize is not None and self.resize_mode is None:
@@ -222,13 +223,13 @@ class Recipe(RecipeOptions):
         if type(self.resize) is int:
             object.__setattr__(self, "resize", (self.resize, self.resize))
         elif self.resize is not None and not _are_integers(self.resize, 2):
-            raise UsageError(f"{setting('resize', self.resize)} is not a pair of height and width")
+            raise UsageError(f"{setting('resize', self.resize)} must be a pair of height and width")
         # A JPEG states its sides in 16 bits.
         if self.box is not None and not all(1 <= side <= 65535 for side in self.box):
             size = "{}x{}".format(*self.box)
-            raise UsageError(f"{setting('resize', size)} is not between 1 and 65535 pixels")
+            raise UsageError(f"{setting('resize', size)} must be from 1 to 65535 pixels")
         if not _are_integers(self.fill, 3) or not all(0 <= channel <= 255 for channel in self.fill):
-            raise UsageError(f"background {self.background} is not three numbers from 0 to 255")
+            raise UsageError(f"background {self.background} must be three numbers from 0 to 255")
         has_one_size = self.resize is not None and self.resize_mode in ("crop", "pad", "stretch")
         if self.encode == "raw" and not has_one_size:
             raise UsageError(
@@ -240,7 +241,7 @@ class Recipe(RecipeOptions):
 
     def _check_pixels(self) -> None:
         if not 1 <= require_integer("channels", self.channels) <= MOST_CHANNELS:
-            raise UsageError(f"channels {self.channels} is not between 1 and {MOST_CHANNELS}")
+            raise UsageError(f"channels {self.channels} must be from 1 to {MOST_CHANNELS}")
         if self.pixels == "rgb":
             return
         encodings = _TYPED_ENCODINGS[self.pixels]

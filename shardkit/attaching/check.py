@@ -158,7 +158,7 @@ def _check(task: ShardCheck, row: _Row, folder: Folder) -> Finding | None:
     except OSError as error:
         return Finding.of_error(task.prefix + row.path, error)
     if row.entry["offset"]:
-        return row.finding(task.prefix, "it does not start where the index says")
+        return row.finding(task.prefix, "it does not start at the byte in the index")
     if checksum(row.entry.tobytes()[HEAD], data) != row.entry["checksum"]:
         return row.finding(task.prefix, "it has changed: its checksum does not match")
     reason = range_fault(data, row.entry, task.schema[IMAGE], None) if task.decode else ""

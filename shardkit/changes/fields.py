@@ -404,7 +404,7 @@ def _providers(
         return [FileValues(path, options.field[0], opened)]
     if not is_table(path):
         raise UsageError(
-            f"{path} is neither a table (.csv, .tsv, .jsonl, .parquet) nor an .npy file", where=path
+            f"{path} must be a table (.csv, .tsv, .jsonl, .parquet) or an .npy file", where=path
         )
     fields = list(options.field)
     with located(path):

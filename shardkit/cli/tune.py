@@ -39,7 +39,7 @@ class _BatchSize(click.ParamType):  # type: ignore[type-arg]  # generic from Cli
         if value == _AUTO:
             return value
         if isinstance(value, str) and not value.lstrip("-").isdecimal():
-            self.fail(f"{value!r} is neither a number of samples nor {_AUTO}", param, ctx)
+            self.fail(f"{value!r} must be a number of samples or {_AUTO}", param, ctx)
         return click.IntRange(1).convert(value, param, ctx)
 
 

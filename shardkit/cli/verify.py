@@ -56,7 +56,7 @@ class CommandOptions(Options):
             )
         for name in ("against", "write_receipt", "check_receipt"):
             if getattr(self, name) and self.level == "quick":
-                needs = "needs --level full or decode: quick reads no shards"
+                needs = "requires --level full or decode: quick reads no shards"
                 raise UsageError(f"{setting(name)} {needs}")
 
 

@@ -188,7 +188,7 @@ def require_done(missing: Sequence[int], tasks: int, target: Path | str) -> None
     if missing:
         more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
         raise ConversionFailed(
-            f"{len(missing):,} of {tasks:,} tasks are not done: "
+            f"not all {tasks:,} tasks are done; unfinished: "
             f"{', '.join(map(str, missing[:_NAMED]))}{more}",
             remedy=f"Build them with {as_command('work', target, '--claim')}, then commit again.",
         )

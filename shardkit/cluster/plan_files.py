@@ -36,7 +36,7 @@ from shardkit.sources.driver import ListedSource, Listing
 from shardkit.sources.opening import SAMPLES, wrapped_as
 from shardkit.system.files import published, read_small, write_atomically
 from shardkit.system.safe_paths import UNFIT, is_file, make_folder, remove, split_path
-from shardkit.system.text import shell
+from shardkit.system.text import fault, shell
 from shardkit.system.urls import as_url
 
 _JOBS = f"{STATE}/jobs"
@@ -136,7 +136,7 @@ def load_plan(target: Path) -> Plan:
         ) from None
     except (*UNFIT, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
-            f"the plan in {target} is damaged ({error})", remedy="Plan again with --force."
+            f"the plan in {target} is damaged ({fault(error)})", remedy="Plan again with --force."
         ) from error
 
 
@@ -196,7 +196,7 @@ def _reopen(kind: str, path: Path, described: Mapping[str, Mapping[str, Any]]) -
         return wrapped_as(described, partial(get_source(kind).find, path))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
-            f"the plan's description of its source {path} is damaged ({error})",
+            f"the plan's description of its source {path} is damaged ({fault(error)})",
             remedy="Plan again with --force.",
         ) from error
 
@@ -339,7 +339,7 @@ def _entries(target: Path, first: int, cuts: Sequence[int]) -> StoredEntries:
                 raise ValueError(f"it lists {len(entries)} images")
         except (*UNFIT, ValueError) as error:
             raise UsageError(
-                f"{path} is damaged ({error})", remedy="Plan again with --force."
+                f"{path} is damaged ({fault(error)})", remedy="Plan again with --force."
             ) from error
         return entries
 

@@ -78,7 +78,7 @@ def plan_jobs(
         return _write_plan(request, open_target(target, placement).folder)
     if request.builder.executor is not None:
         raise UsageError(
-            f"for {url}, this machine alone writes the plan", remedy="leave the cluster out"
+            f"for {url}, this machine alone writes the plan", remedy="leave out the cluster"
         )
     require_free(url)
     with local_folder(placement.staging) as folder:

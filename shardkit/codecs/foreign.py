@@ -173,11 +173,11 @@ def refuse_unread(file: BinaryIO) -> None:
     type_name = ("camera " * name.startswith("raw") + name).replace("_", " ")
     if extra := _EXTRAS.get(name):
         raise UnreadImage(
-            f"it is a {type_name} file, which needs an extra",
+            f"its format is {type_name}, which needs an extra",
             remedy=f"pip install 'shardkit[{extra.name}]'",
         )
     raise UnreadImage(
-        f"it is a {type_name} file, which shardkit does not read",
+        f"its format is {type_name}, which shardkit does not read",
         remedy="convert it to JPEG, PNG or TIFF first",
     )
 

@@ -119,7 +119,7 @@ def require_jpeg_planes() -> None:
     if not compiled.is_available():
         raise UsageError(
             f"{setting('encode', 'planes')} requires the compiled module, which is missing",
-            remedy="`shardkit --version` says why",
+            remedy="`shardkit --version` shows why",
         )
 
 

@@ -18,7 +18,7 @@ def load_entries(content: bytes) -> list[Entry]:
     try:
         entries = [Entry(*values) for values in load_json(content)["entries"]]
     except (TypeError, KeyError) as error:
-        raise ValueError(f"it does not list images: {error!r}") from error
+        raise ValueError("it does not list images") from error
     if any(tuple(map(type, entry)) != _TYPES for entry in entries):
         raise ValueError("a value of an image has the wrong type")
     for entry in entries:

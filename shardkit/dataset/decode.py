@@ -57,7 +57,7 @@ def decode_stored(
     pixels = decode(image.data, image.field, how, warnings, out=out)
     if pixels.shape != shape:
         if not (any(how.at_least) and reduction(pixels.shape, shape)):
-            raise WrongSizeError(f"it decodes to {pixels.shape}, but the index says {shape}")
+            raise WrongSizeError(f"it decodes to {pixels.shape}, but the index has {shape}")
         require_stated_size(image)  # do not mistake a smaller image for a reduced one
     return pixels
 
@@ -104,11 +104,11 @@ def require_stated_size(image: EncodedImage) -> None:
         info = _codec(image.pixels).inspect(bytes(image.data), image.field)
         width, height = info.width, info.height
         if info.pixels != image.pixels:
-            raise WrongSizeError(f"it is {info.pixels}; the schema says {image.pixels}")
+            raise WrongSizeError(f"it is {info.pixels}; the schema has {image.pixels}")
     # Decoding rotates some TIFF files by 90 degrees.
     if sorted((width, height)) != sorted((image.width, image.height)):
         raise WrongSizeError(
-            f"it is {width} x {height} pixels; the index says {image.width} x {image.height}"
+            f"it is {width} x {height} pixels; the index has {image.width} x {image.height}"
         )
 
 

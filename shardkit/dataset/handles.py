@@ -79,7 +79,7 @@ class ShardFile:
             raise CorruptShard(f"the shard {path} is not a file", remedy=remedy, where=path)
         if status.st_size != size:
             raise CorruptShard(
-                f"the shard {path} has {status.st_size} bytes; the manifest says {size}",
+                f"the shard {path} has {status.st_size} bytes; the manifest lists {size}",
                 remedy=remedy,
                 where=path,
             )

@@ -779,14 +779,14 @@ def build_typed(target: type[_T], value: object) -> _T:
     TypeError for a wrong type, ValueError for missing, unknown or out-of-range entries.
     """
     if not isinstance(value, dict):
-        raise TypeError(f"{target.__name__} must be an object")
+        raise TypeError("an entry is not an object")
     types_of = _types_of(target)  # type: ignore[arg-type]
     unknown = value.keys() - types_of.keys()
     if unknown:
-        raise ValueError(f"{target.__name__} has unknown entries {sorted(unknown)}")
+        raise ValueError(f"it has unknown entries: {name_list(sorted(unknown))}")
     missing = {item.name for item in fields(target)} - value.keys()  # type: ignore[arg-type]
     if missing:
-        raise ValueError(f"{target.__name__} lacks {sorted(missing)}")
+        raise ValueError(f"it lacks {name_list(sorted(missing))}")
     return target(**{name: _convert(types_of[name], item, name) for name, item in value.items()})
 
 
@@ -824,7 +824,8 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return value
     fits = isinstance(value, kind) and not isinstance(value, bool)  # True is an int, too
     if not fits or (kind is int and not 0 <= value < _TOO_MANY):
-        raise TypeError(f"{name} must be {'a count' if kind is int else kind.__name__}")
+        words = {int: "a count", str: "text"}
+        raise TypeError(f"{name} must be {words.get(kind, kind.__name__)}")
     return value
 
 

@@ -423,7 +423,7 @@ def open_local(
             splits = OpenedDirectory(folder).splits
             if "" in splits:
                 raise UsageError(
-                    f"{path} has no splits;", remedy=f"leave {setting('split', split)} out"
+                    f"{path} has no splits;", remedy=f"leave out {setting('split', split)}"
                 ) from error
             if split not in splits:
                 raise UsageError(

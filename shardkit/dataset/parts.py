@@ -57,7 +57,7 @@ def how_made(manifest: Manifest) -> tuple[Recipe, int | None, int | None]:
     lacking = {"name", "order", "seed", "limit"} - manifest.source.keys()
     if lacking:
         raise CorruptDataset(
-            "the manifest does not say how the dataset was created: its source has no "
+            "the manifest does not state how the dataset was created: its source has no "
             f"{', '.join(sorted(lacking))}"
         )
     return manifest.made_with, manifest.source["seed"], manifest.source["limit"]

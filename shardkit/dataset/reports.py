@@ -13,6 +13,7 @@ from shardkit.errors import Problem, UsageError
 from shardkit.record import dump_json, load_json
 from shardkit.system.files import open_regular, read_small
 from shardkit.system.safe_paths import UNFIT
+from shardkit.system.text import fault
 
 SKIPPED = "skipped.jsonl"
 """Report of bad files that were skipped."""
@@ -60,7 +61,7 @@ class StoredReport(Collection[Problem]):
                 raise ValueError(f"it has {count:,} lines, not {self._count:,}")
         except (*UNFIT, ValueError, KeyError) as error:
             raise UsageError(
-                f"{self._path} is damaged ({error})", remedy="Start over with --force."
+                f"{self._path} is damaged ({fault(error)})", remedy="Start over with --force."
             ) from error
 
     def __contains__(self, problem: object) -> bool:

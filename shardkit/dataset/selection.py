@@ -235,7 +235,7 @@ def listed(shards: ShardSet, path: str | Path) -> Mask:
     lines.require_known(rows, shards.directory)
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise UsageError(f"{lines.where} lists {len(twice):,} names twice: {quoted(twice[0])}")
+        raise UsageError(f"{lines.where} lists some names twice, such as {quoted(twice[0])}")
     chosen = np.zeros(len(shards), np.bool_)
     chosen[[rows[name] for name in names]] = True
     return chosen

@@ -43,9 +43,9 @@ class _Array(Kind):
         array = np.asanyarray(array)
         dtype = Field("array", _dtype(array)).dtype
         if field.dtype is not None and dtype != field.dtype:
-            raise ValueError(f"it is {dtype}; the schema says {field.dtype}")
+            raise ValueError(f"it is {dtype}; the schema has {field.dtype}")
         if field.shape is not None and array.shape != field.shape:
-            raise ValueError(f"it has the shape {array.shape}; the schema says {field.shape}")
+            raise ValueError(f"it has the shape {array.shape}; the schema has {field.shape}")
         values = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
         # The shard's metadata state dtype and shape of arrays that are all alike.
         header = b"" if field.is_uniform else npy_header(array.shape, values.dtype)
@@ -64,7 +64,7 @@ class _Array(Kind):
         except ValueError as error:
             return f"it is not an array: {shortened(str(error), _LONGEST_REASON)}"
         if field.dtype is not None and dtype != field.values:
-            return f"it is {dtype}; the schema says {field.dtype}"
+            return f"it is {dtype}; the schema has {field.dtype}"
         return ""
 
     def feature(self, field: Field) -> dict[str, Any]:

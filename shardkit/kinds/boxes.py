@@ -45,7 +45,7 @@ class _Boxes(Kind):
         if corners.ndim != 2 or (corners.shape[1] != 4 and not with_labels):
             raise ValueError(f"each box is four numbers, not an array of shape {corners.shape}")
         if not np.isfinite(corners).all():
-            raise ValueError("a number of a box is NaN or infinite: leave the box out")
+            raise ValueError("a number of a box is NaN or infinite: leave out the box")
         if with_labels:
             corners, fifth = corners[:, :4], corners[:, 4]
             with np.errstate(invalid="ignore"):

@@ -304,7 +304,7 @@ class Field:
             if len(self.shape) > _MOST_AXES or not 0 < self.bytes < 1 << 32:
                 raise ValueError(f"the shape {self.shape} is out of range")
             if min(self.shape, default=1) < 1:
-                raise ValueError(f"the shape {self.shape} has an empty axis: leave the shape out")
+                raise ValueError(f"the shape {self.shape} has an empty axis: leave out the shape")
         if len(set(self.classes or ())) != len(self.classes or ()):
             raise ValueError("two classes have the same name")
         if self.classes is None and kind.classes is Need.REQUIRED:
@@ -436,7 +436,7 @@ def load_schema(described: Any, classes: Sequence[str] | None) -> dict[str, Fiel
             schema[name] = Field(entry["kind"], entry["dtype"], shape, names)
         check_schema(schema)
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"its schema is damaged: {error!r}") from error
+        raise ValueError("its schema is damaged") from error
     return schema
 
 

@@ -24,7 +24,7 @@ class _Keypoints(Kind):
     def check(self, field: Field) -> None:
         """Refuse objects without points."""
         if field.classes == ():
-            raise ValueError("an object has at least one keypoint: leave the classes out")
+            raise ValueError("an object has at least one keypoint: leave out the classes")
 
     def pack(self, name: str, field: Field, value: Any) -> tuple[None, Any]:
         """Return x, y and visibility of each point; points without a visibility are visible."""

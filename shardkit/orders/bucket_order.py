@@ -185,7 +185,7 @@ class BucketOrder(Order):
             raise UsageError(
                 f"{len(short)} of {len(self.counts)} buckets have fewer images than a batch of "
                 f"{step} on all ranks together ({lacking})",
-                remedy="leave these buckets out, reduce the batch size, or select the rows of "
+                remedy="leave out these buckets, reduce the batch size, or select the rows of "
                 "other buckets",
             )
         return replace(self, step=step, batches=batches, size=int(batches.sum()) * step)
@@ -241,8 +241,8 @@ def parse_buckets(text: str) -> BucketSizes:
     matches = [re.fullmatch(r"([0-9]{1,9})[xX]([0-9]{1,9})", item) for item in text.split(",")]
     if not all(matches):
         raise UsageError(
-            f"{setting('buckets', text[:80])} is neither a list of HEIGHTxWIDTH, such as "
-            "512x512,448x576, nor a side, such as 512"
+            f"{setting('buckets', text[:80])} must be a list of HEIGHTxWIDTH, such as "
+            "512x512,448x576, or a side, such as 512"
         )
     return BucketSizes(tuple((int(part[1]), int(part[2])) for part in matches if part))
 
@@ -253,7 +253,7 @@ def make_buckets(sizes: Iterable[Any]) -> BucketSizes:
         return BucketSizes(tuple(tuple(size) for size in sizes))
     except TypeError:
         raise UsageError(
-            f"{str(sizes)[:80]} is not a list of heights and widths, such as "
+            f"{str(sizes)[:80]} must be a list of heights and widths, such as "
             "[(512, 512), (448, 576)]"
         ) from None
 

@@ -101,7 +101,7 @@ def _require_all(name: str, missing: npt.NDArray[np.bool_], describe: Callable[[
         named = ", ".join(describe(int(row)) for row in rows[:_NAMED])
         raise UsageError(
             f"no {name} in {named}{_more(len(rows) - _NAMED, 'row')}",
-            remedy="leave such rows out when converting, or choose another field",
+            remedy="leave out such rows when converting, or choose another field",
         )
 
 

@@ -50,7 +50,7 @@ def download(
     pattern = as_url(url)
     top = Path(folder).expanduser()
     if pattern is None:
-        raise UsageError(f"{url} is not a URL such as s3://BUCKET/x-{{000..999}}.tar")
+        raise UsageError(f"{url} must be a URL such as s3://BUCKET/x-{{000..999}}.tar")
     if glob.has_magic(str(top)) or set("{}") & set(str(top)):
         raise UsageError(f"the name of the folder {top} must not contain any of *?[]{{}}")
     files = [file for file_url in expand(pattern) for file in _matches(file_url, top)]

@@ -42,7 +42,9 @@ def timeout() -> float:
     try:
         return float(seconds)
     except ValueError:
-        raise UsageError(f"SHARDKIT_STORE_TIMEOUT={seconds!r} is not a number of seconds") from None
+        raise UsageError(
+            f"SHARDKIT_STORE_TIMEOUT={seconds!r} must be a number of seconds"
+        ) from None
 
 
 class Exists(Exception):

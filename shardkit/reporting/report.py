@@ -250,7 +250,7 @@ def require_kinds(kinds: Sequence[str], *, with_embeddings: bool) -> None:
             )
         if kind in BY_EMBEDDING and not with_embeddings:
             raise UsageError(
-                f"{kind} needs embeddings;",
+                f"{kind} requires embeddings;",
                 remedy=f"choose the field that contains them with {setting('embedding')}",
             )
 
@@ -287,7 +287,7 @@ def report(
     if not directories:
         raise UsageError("pass at least one dataset to report on")
     if not 0 <= distance <= 16:
-        raise UsageError(f"distance={distance} is not between 0 and 16 bits")
+        raise UsageError(f"distance={distance} must be from 0 to 16 bits")
     images = Collection(directories, workers=workers, on_progress=on_progress)
     by_embedding = [] if embedding is None else find_by_embedding(images, embedding)
     mean, std = channel_statistics(images)

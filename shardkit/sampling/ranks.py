@@ -56,7 +56,7 @@ class Rank:
             return
         for name, value in (("rank", self.rank), ("world_size", self.world_size)):
             if not hasattr(value, "__index__"):
-                raise UsageError(f"{setting(name, value)} is not an integer")
+                raise UsageError(f"{setting(name, value)} must be an integer")
         if not 0 <= self.rank < self.world_size:
             raise UsageError(
                 f"rank={self.rank} must be below world_size={self.world_size}, and at least 0"
@@ -159,4 +159,4 @@ def _from_environment() -> tuple[int, int] | None:
     try:
         return int(rank), int(world_size)
     except ValueError:
-        raise UsageError(f"RANK={rank!r} and WORLD_SIZE={world_size!r} are not numbers") from None
+        raise UsageError(f"RANK={rank!r} and WORLD_SIZE={world_size!r} must be integers") from None

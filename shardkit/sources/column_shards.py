@@ -29,7 +29,7 @@ from shardkit.sources.images import require_pixels
 from shardkit.sources.inputs import OpenedFile, require_rows
 from shardkit.system import safe_paths
 from shardkit.system.files import read_small
-from shardkit.system.text import quoted
+from shardkit.system.text import fault, quoted
 
 _Json = TypeVar("_Json", dict[str, Any], str, int)
 
@@ -124,8 +124,8 @@ class ColumnShards(ColumnSource, AttachableSource):
         except OSError as error:
             raise UsageError(f"{error.filename or path}: {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
-            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise UsageError(f"{path} is not a valid {self.format} index: {reason}") from error
+            reason = f"{path} is not a valid {self.format} index: {fault(error)}"
+            raise UsageError(reason) from error
         if not shards:
             raise UsageError(f"{path} lists no shards")
         return columns, shards
@@ -270,4 +270,6 @@ def _decoded(column: Column, data: bytes) -> Any:
     except BadImage as error:
         raise BadImage(f"{column.name}: {error.problem}", remedy=error.remedy) from error
     except (ValueError, IndexError, TypeError, struct.error, RecursionError) as error:
-        raise BadImage(f"its {column.name} is not a valid {column.type} value: {error}") from error
+        raise BadImage(
+            f"its {column.name} is not a valid {column.type} value: {fault(error)}"
+        ) from error

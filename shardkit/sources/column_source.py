@@ -225,7 +225,7 @@ class RowSource(ListedSource):
             if field.type.stored_apart and not is_same:
                 raise UsageError(
                     f"column {column} cannot be read in place",
-                    remedy=f"{_CONVERT}, or omit it with {setting('keep')}",
+                    remedy=f"{_CONVERT}, or leave it out with {setting('keep')}",
                 )
         return images_by_file(self.paths(), images)
 

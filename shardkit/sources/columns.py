@@ -292,7 +292,7 @@ class Columns:
         """Rule out columns of another length."""
         for name, column in self._columns.items():
             if column.rows != rows:
-                why = f"it has {column.rows:,} values, but there are {rows:,} images"
+                why = f"it has {column.rows:,} values for {rows:,} images"
                 self._columns[name] = column._replace(holds="", why=why)
 
     def _refuse_other_length(self) -> None:
@@ -301,7 +301,7 @@ class Columns:
         names = [column.name for column in self._columns.values() if column.rows != rows]
         if name := usual_label(names, self.image):
             raise UsageError(
-                f"{self._path}: {name} looks like labels, but {self._columns[name].why};",
+                f"{self._path}: {name} looks like labels: {self._columns[name].why};",
                 remedy=f"to convert without labels, pass {setting('label', NONE)}",
             )
 
@@ -402,7 +402,7 @@ class Columns:
             raise UsageError(
                 f"{self._path} has several columns for one field, {twice!r};",
                 remedy=f"name one with {setting('keep', f'other={others[names.index(twice)]}')}, "
-                f"or leave all out with {setting('keep', 'none')}",
+                f"or leave out all with {setting('keep', 'none')}",
             )
         return [*map(Kept, names, others)]
 
@@ -414,7 +414,7 @@ class Columns:
             raise UsageError(
                 f"{self._path}: column {quoted(column.name)} ({column.type}) cannot be stored: "
                 f"{column.why};",
-                remedy=f"list the others in {setting('keep')}, or leave all out with "
+                remedy=f"list the others in {setting('keep')}, or leave out all with "
                 f"{setting('keep', 'none')}",
             )
         if kept.pointer is not None and column.holds not in PARSED:

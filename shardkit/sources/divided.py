@@ -25,7 +25,7 @@ from shardkit.errors import CorruptDataset, Problem, UsageError, setting
 from shardkit.registry import get_source, is_source
 from shardkit.sources.opening import DIVISION, DivisionOptions
 from shardkit.sources.wrapper import Wrapper
-from shardkit.system.text import as_command, name_list, quoted
+from shardkit.system.text import as_command, fault, name_list, quoted
 
 TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
 
@@ -366,7 +366,7 @@ def reopen(
             raise ValueError(f"no split is called {sorted(names.values())}")
     except (KeyError, TypeError, ValueError, UsageError) as error:
         raise CorruptDataset(
-            f"the manifest does not say how images were divided: {error}"
+            f"the manifest does not state how images were divided: {fault(error)}"
         ) from error
     inner = {
         name: value for name, value in next(iter(described.values())).items() if name != DIVISION

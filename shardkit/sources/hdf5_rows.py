@@ -228,7 +228,7 @@ def _in_sibling(
         raise UsageError(f"{file} is not in the folder of {inputs.paths[0]}")
     file = os.path.basename(file)
     if not name or not os.path.isfile(os.path.join(folder, file)):
-        raise UsageError(f"{setting('label', label)} is neither a dataset nor FILE:DATASET")
+        raise UsageError(f"{setting('label', label)} must be a dataset or FILE:DATASET")
     return file, name.strip("/")
 
 

@@ -16,7 +16,7 @@ from shardkit.sources.folders import below, is_split_name
 from shardkit.sources.inputs import find_files
 from shardkit.system.files import read_small
 from shardkit.system.safe_paths import split_path
-from shardkit.system.text import quoted
+from shardkit.system.text import fault, quoted
 
 if TYPE_CHECKING:
     from shardkit.sources.recognize import Overview
@@ -87,7 +87,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         return load_json(read_small(path))
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        raise UsageError(f"{path} cannot be read: {fault(error)}") from error
 
 
 def recognize(seen: Overview) -> Iterator[Recognition]:

@@ -10,6 +10,7 @@ from shardkit.kinds.field import Field, Need, all_kinds, check_schema
 from shardkit.kinds.values import parse_json
 from shardkit.record import LABEL
 from shardkit.sources.images import has_image_suffix, is_image
+from shardkit.system.text import fault
 
 _ITEM = re.compile(r"(?:([a-z][a-z0-9_]*)=)?([^:,?=]+)(:/[^:,?]*)?(?::([a-z0-9]+))?(\?)?\Z")
 _NUMBERS = ("int64", "float64")
@@ -107,7 +108,7 @@ def value_of(kept: Kept, field: Field, data: bytes) -> Any:
         if isinstance(error, BadImage):
             raise BadImage(f"{kept.name}: {error}") from error
         raise BadImage(
-            f"{kept.name}: {kept.source} is not a valid {field.kind} value: {error}"
+            f"{kept.name}: {kept.source} is not a valid {field.kind} value: {fault(error)}"
         ) from error
 
 

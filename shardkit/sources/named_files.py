@@ -17,7 +17,7 @@ from shardkit.sources.images import has_image_suffix, read_file, require_machine
 from shardkit.sources.inputs import reading
 from shardkit.sources.zip_file import ZipFolder, directory_of, head_of, read_member
 from shardkit.system.files import as_name, as_text, read_small, split_text_path
-from shardkit.system.text import quoted
+from shardkit.system.text import fault, quoted
 from shardkit.system.text_hashes import TextHashes
 
 FOLLOWED = setting("follow_links", True)
@@ -74,7 +74,7 @@ def names_in(path: Path) -> list[str]:
     try:
         lines = read_small(path).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        raise UsageError(f"{path} cannot be read: {fault(error)}") from error
     return [line.strip() for line in lines if line.strip()]
 
 

@@ -24,6 +24,7 @@ from shardkit.sources.kept import Kept, value_of
 from shardkit.sources.named_files import FOLLOWED, TOO_DEEP, NamedFile, Names, ZipNames, path_below
 from shardkit.sources.zip_file import file_of, zip_folder
 from shardkit.system.files import as_name, require_local
+from shardkit.system.text import fault
 
 _ELSEWHERE = "elsewhere"
 """The description of a folder that is not below that of the list: the user names it again."""
@@ -95,7 +96,7 @@ class NamedSource(ListedSource):
             numbers = options.numbers or {}
             self.numbers = {name: tuple(map(int, codes)) for name, codes in numbers.items()}
         except (ValueError, TypeError, AttributeError) as error:
-            raise UsageError(f"the description of {self} is damaged: {error}") from error
+            raise UsageError(f"the description of {self} is damaged: {fault(error)}") from error
 
     def scan(self, classes: Sequence[str] | None = None) -> Scan:
         """List the images; UsageError if all are links that lead out of the folder."""
@@ -173,7 +174,9 @@ class NamedSource(ListedSource):
         except RecursionError as error:
             raise BadImage(TOO_DEEP) from error
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-            raise BadImage(f"its values in the list of images are damaged ({error!r})") from error
+            raise BadImage(
+                f"its values in the list of images are damaged: {fault(error)}"
+            ) from error
         for kept in self.kept_files:
             if kept.name in files:
                 content = self.content.read(files[kept.name], image=False)

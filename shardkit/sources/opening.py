@@ -92,7 +92,7 @@ class Exclusion:
     def __post_init__(self) -> None:
         if not isinstance(self.exclude, (str, Path, Sequence)):
             raise UsageError(
-                f"{setting('exclude', self.exclude)} is neither a path nor a list of paths"
+                f"{setting('exclude', self.exclude)} must be a path or a list of paths"
             )
 
 

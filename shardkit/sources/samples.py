@@ -209,7 +209,7 @@ class Samples(Source):
             values = {name: _file(value) for name, value in sample.items()}
             key = values.pop("key", None)
             if not isinstance(key, str | int | np.integer | None):
-                raise BadImage(f"its key {quoted(key)} is neither text nor an integer")
+                raise BadImage(f"its key must be text or an integer, not {quoted(key)}")
             return None if key is None else str(key), values
         if isinstance(sample, tuple):
             names = self._names or _PAIR

@@ -26,7 +26,7 @@ from shardkit.sources.table_text import (
     rows_of_text,
 )
 from shardkit.sources.zip_file import Member, ZipFolder, zip_folder
-from shardkit.system.text import name_list, quoted
+from shardkit.system.text import amount, name_list, quoted
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -121,7 +121,7 @@ def _text_rows(path: str, given: Dialect) -> Iterator[Row]:
             if len(row) == len(header):
                 yield line, dict(zip(header, row))  # noqa: B905 - strict takes 40% more time
             else:
-                yield line, f"it has {len(row)} values, but the header has {len(header)}"
+                yield line, f"it has {amount(len(row), 'value')}, but the header has {len(header)}"
     except csv.Error as error:
         reason, line = error.args
         yield line, f"{reason}; this and all later rows are not read"

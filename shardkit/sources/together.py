@@ -15,7 +15,7 @@ from shardkit.registry import get_source, open_source
 from shardkit.sources.opening import MEMBER, Described
 from shardkit.sources.recognize import Recognized, left_out, the_kinds
 from shardkit.system.files import as_name, as_text, split_text_path
-from shardkit.system.text import name_list
+from shardkit.system.text import fault, name_list
 
 
 class Member(NamedTuple):
@@ -218,6 +218,6 @@ def _paths(description: Mapping[str, Any]) -> Sequence[str]:
             split_text_path(path)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptDataset(
-            f"the manifest does not list the files of the split: {error}"
+            f"the manifest does not list the files of the split: {fault(error)}"
         ) from error
     return tuple(paths)

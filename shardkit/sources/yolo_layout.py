@@ -16,7 +16,7 @@ from shardkit.sources.labels import read_classes
 from shardkit.sources.recognize import Overview
 from shardkit.system.files import read_small
 from shardkit.system.late import load
-from shardkit.system.text import quoted
+from shardkit.system.text import fault, quoted
 
 _SPLITS = ("train", "val", "test")
 _DARKNET = ".data"
@@ -124,9 +124,9 @@ def read_description(path: Path) -> Description:
             dimensions=dimensions,
         )
     except (OSError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+        raise UsageError(f"{path} cannot be read: {fault(error)}") from error
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        reason = f"does not describe YOLO images and labels: {error!r}"
+        reason = f"does not describe YOLO images and labels: {fault(error)}"
         raise UsageError(f"{path} {reason}") from error
 
 

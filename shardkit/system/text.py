@@ -90,6 +90,13 @@ def quoted(value: object) -> str:
         return f"<{type(value).__name__} of too many digits>"
 
 
+def fault(error: BaseException) -> str:
+    """Return what is wrong with values from a file, of which parsing raised an exception."""
+    if isinstance(error, KeyError):
+        return f"{quoted(*error.args)} is missing"
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
 def name_list(names: Iterable[object]) -> str:
     """Return names from a file, separated by commas; of very many, the first ones."""
     texts = [printable(str(name), _LONGEST) for name in names]
@@ -126,14 +133,14 @@ def parse_bytes(size: int | str, option: str) -> ByteCount:
     match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)\s*", str(size).lower())
     if match is None or match[2] not in _UNITS:
         raise UsageError(
-            f"{setting(option, str(size)[:40])} is not a size such as 256MiB, 1GB or 500000"
+            f"{setting(option, str(size)[:40])} must be a size such as 256MiB, 1GB or 500000"
         )
     number, unit = match.groups()
     count = ByteCount(float(number) * _UNITS[unit])
     if not unit and 0 < count < _LEAST_BYTES:
         raise UsageError(
             f"{setting(option, size)} means bytes",
-            remedy=f"give a unit, as in {number}MiB or {number}B",
+            remedy=f"add a unit, as in {number}MiB or {number}B",
         )
     return count
 

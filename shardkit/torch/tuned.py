@@ -14,7 +14,7 @@ from typing import Any
 from shardkit.errors import UsageError
 from shardkit.system.files import read_small
 from shardkit.system.machine import usable_cpus
-from shardkit.system.text import quoted
+from shardkit.system.text import fault, quoted
 from shardkit.system.user_files import write_result
 from shardkit.torch.engine.options import ENGINE_KINDS, LoaderOptions
 from shardkit.torch.engine.preflight import local_ranks, why_processes
@@ -148,7 +148,7 @@ def load_tuned(path: str | PathLike[str]) -> Tuned:
         return _parsed(json.loads(content), str(path))
     except (ValueError, TypeError, KeyError, RecursionError, UsageError) as error:
         raise UsageError(
-            f"{path} was not written by this version of `shardkit tune --out`: {error}"
+            f"{path} was not written by this version of `shardkit tune --out`: {fault(error)}"
         ) from error
 
 

@@ -59,7 +59,7 @@ def _examine(store: OpenedDataset, entry: FileEntry) -> tuple[bool, str]:
             return False, "it is not a file"
         fault = ""
         if (size := status.st_size) != entry.bytes:
-            fault = f"it has {size} bytes; the manifest says {entry.bytes}"
+            fault = f"it has {size} bytes; the manifest lists {entry.bytes}"
         elif entry.is_replaced(status.st_mtime_ns):
             fault = "its modification time differs from the manifest"
         elif not is_shard and sha256_of(store.path / entry.name, store.path) != entry.sha256:

@@ -94,7 +94,7 @@ def _check_records(task: ShardCheck) -> CheckedShard:
                 equal = _equal_to_index(task, records, index, digest)
                 intact = digest.hexdigest() == task.entry.sha256
                 if len(records) != task.entry.rows:
-                    reason = f"it has {len(records)} records; the manifest says {task.entry.rows}"
+                    reason = f"it has {len(records)} records; the manifest lists {task.entry.rows}"
                     findings.append(task.finding(reason))
                 # The digest of a manifest may be forged: compare what its shards state, too.
                 meta = records.meta

@@ -197,7 +197,7 @@ class _Verifier:
             if self.options.against is not None:
                 dataset.manifest.require_own_shards(
                     f"{self.directory} is attached, so it is always compared with its archives: "
-                    f"leave {setting('against')} out"
+                    f"leave out {setting('against')}"
                 )
             result.attached |= dataset.manifest.archives is not None
             result.manifests[dataset.split] = dataset.manifest.digest

@@ -175,7 +175,7 @@ def _libraries(_: Plan) -> Checked:
     problem = "no compiled module, which decodes only the cropped part of a JPEG"
     return evidence, [
         (not fast, "warning", slow, "pip install --force-reinstall pillow"),
-        (lacks, "note", problem, "`shardkit --version` says why"),
+        (lacks, "note", problem, "`shardkit --version` shows why"),
     ]
 
 

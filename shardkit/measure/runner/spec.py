@@ -52,7 +52,7 @@ class LoaderSpec:
         require_integer("batch_size", self.batch_size, 1)
         for name, value in self.options.items():
             if type(value) is not _TYPES[name]:
-                raise UsageError(f"{setting(name, value)} is not of type {_TYPES[name].__name__}")
+                raise UsageError(f"{setting(name, value)} must be {_TYPES[name].__name__}")
         if self.engine != PLAIN:
             self.loader_options()  # raises for invalid values
 

@@ -142,7 +142,7 @@ class BatchRows:
         if result is None:
             raise TransformFailed(
                 f"the {_transform_of(name)} returned None for {self.describe(number)}",
-                remedy="end it with `return`. To leave samples out, use dataset.select(rows)",
+                remedy="end it with `return`. To leave out samples, use dataset.select(rows)",
             )
         return result
 

@@ -102,7 +102,7 @@ class FieldTransforms(NamedTuple):
                 )
         for name, function in self.named.items():
             if not callable(function):
-                raise UsageError(f"{setting(name, function)} is not a function")
+                raise UsageError(f"{setting(name, function)} must be a function")
         for keyword, name in (("transform", IMAGE), ("target_transform", LABEL)):
             value = getattr(self, keyword)
             if value is not None and not isinstance(value, Mapping) and name not in fields:

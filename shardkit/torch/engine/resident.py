@@ -87,7 +87,7 @@ class ResidentFetch(Fetch):
             raise UsageError(
                 "resident= stores images of one size, but the operations in views= produce "
                 "different sizes",
-                remedy="set views=2 with decode=RandomCrop(...), or leave resident= out",
+                remedy="set views=2 with decode=RandomCrop(...), or leave out resident=",
             )
         super().__init__(dataset, collate, with_rows=with_rows, views=views)
         self._device = device = _device(self.memory)

@@ -286,7 +286,7 @@ def _require_tensors(dataset: Any) -> None:
         called = getattr(function, "__name__", type(function).__name__)
         raise UsageError(
             f"resident= decodes each sample once, so the {name} {called} cannot run for each epoch",
-            remedy="apply it to the batches, or leave resident= out",
+            remedy="apply it to the batches, or leave out resident=",
         )
     if dataset.reader.windows is not None:
         raise UsageError("resident= stores rows, not windows of rows", remedy="leave out resident=")
@@ -312,7 +312,7 @@ def _require_tensors(dataset: Any) -> None:
         if isinstance(decode, ImageOp) and decode.random and type(decode) is not RandomCrop:
             raise UsageError(
                 f"resident= cannot draw {decode} from decoded images",
-                remedy="use RandomCrop, or leave resident= out",
+                remedy="use RandomCrop, or leave out resident=",
             )
 
 
@@ -385,5 +385,5 @@ def require_memory(needed: int, device: torch.device) -> None:
     raise UsageError(
         f"resident={device.type!r} needs {in_words(needed)} of memory{of_ranks}, but only "
         f"{in_words(free)} is free",
-        remedy="leave resident= out, or store smaller images (convert --resize)",
+        remedy="leave out resident=, or store smaller images (convert --resize)",
     )

@@ -440,10 +440,10 @@ AUTO = ("--batch-size", "auto")
     [
         (AUTO, "add --model"),
         (("--memory", "4GiB"), "add it, or leave out --memory"),
-        ((*AUTO, "--memory", "much"), "--memory='much' is not a size"),
+        ((*AUTO, "--memory", "much"), "--memory='much' must be a size"),
         ((*AUTO, "--memory", "4"), "--memory='4' means bytes"),
         (("--batch-size", "0"), "x>=1"),
-        (("--batch-size", "many"), "'many' is neither a number of samples nor auto"),
+        (("--batch-size", "many"), "'many' must be a number of samples or auto"),
     ],
 )
 def test_wrong_options_of_the_command_are_refused(

@@ -455,8 +455,8 @@ def test_a_record_that_neither_manifest_nor_index_counts_is_found(place: Path) -
     restate(place, change)
     reasons = {(f.file, f.row): f.reason for f in verify(place).findings}
     one, two, _ = (path.name for path in shards_of(place))
-    assert reasons[one, None] == "it has 3 records; the manifest says 2"
-    assert reasons[two, None] == "it has 3 records; the manifest says 4"
+    assert reasons[one, None] == "it has 3 records; the manifest lists 2"
+    assert reasons[two, None] == "it has 3 records; the manifest lists 4"
     assert "it is not in the index" in reasons.values()
 
 
