@@ -4,10 +4,12 @@
     .venv/bin/python scripts/mutate.py --sample 20 remote sources   of some packages or modules
     .venv/bin/python scripts/mutate.py dataset.handles:read_at      all of one function
     .venv/bin/python scripts/mutate.py cli --tests tests/unit/cli   run these tests only
+    .venv/bin/python scripts/mutate.py --sample 40 --seed 7 --minutes 120   another sample, in part
 
 Each is tried in a fork of this process, which has loaded everything: a test that starts a new
 Python does not meet it. A mutation is named MODULE:FUNCTION:OPERATOR:NUMBER. A sample holds the
 names with the smallest hashes, so that a change of one function keeps the mutations of all others.
+Another seed gives other hashes.
 The exit status is 1 if one survives: then a test is missing, or the change makes no difference.
 """
 
@@ -21,6 +23,7 @@ import gc
 import hashlib
 import importlib
 import inspect
+import math
 import os
 import re
 import signal
@@ -28,7 +31,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, NoReturn
@@ -132,9 +135,13 @@ def _changes(
         yield from _changes(child, skipped)
 
 
-def sample(mutants: Sequence[Mutation], size: int) -> list[Mutation]:
+def sample(mutants: Sequence[Mutation], size: int, seed: str = "") -> list[Mutation]:
     """Return the mutations whose names have the smallest hashes."""
-    return sorted(mutants, key=lambda mutant: hashlib.sha256(mutant.name.encode()).digest())[:size]
+
+    def key(mutant: Mutation) -> bytes:
+        return hashlib.sha256(f"{mutant.name}{seed}".encode()).digest()
+
+    return sorted(mutants, key=key)[:size]
 
 
 def suites_of(file: str, root: Path) -> Iterator[list[str]]:
@@ -249,21 +256,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("names", nargs="*", help="PACKAGE, MODULE, FUNCTION or mutation")
     parser.add_argument("--sample", type=int, metavar="N", help="number of mutations")
+    parser.add_argument("--seed", default="", help="selects another sample")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start none after these")
     parser.add_argument("--tests", nargs="*", default=(), help="run these instead of all")
     arguments = parser.parse_args()
     mutants = chosen(arguments.names)
     if arguments.sample is not None:
-        mutants = sample(mutants, arguments.sample)
+        mutants = sample(mutants, arguments.sample, arguments.seed)
     os.chdir(ROOT)
     sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
     importlib.import_module("forked").load_everything()
-    killed = 0
-    for mutant in mutants:
-        result = outcome(mutant, arguments.tests)
-        killed += result == "killed"
-        print(f"{mutant.name}: {mutant.old!r} -> {mutant.new!r}: {result}", flush=True)
-    print(f"{killed} of {len(mutants)} mutations were killed")
-    sys.exit(0 if killed == len(mutants) else 1)
+    end = time.monotonic() + 60 * arguments.minutes
+    results = []
+    for mutant in takewhile(lambda _: time.monotonic() < end, mutants):
+        results.append(outcome(mutant, arguments.tests))
+        print(f"{mutant.name}: {mutant.old!r} -> {mutant.new!r}: {results[-1]}", flush=True)
+    killed = results.count("killed")
+    print(f"{killed} of {len(results)} mutations were killed")
+    sys.exit(0 if killed == len(results) else 1)
 
 
 if __name__ == "__main__":

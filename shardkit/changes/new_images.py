@@ -76,13 +76,13 @@ def new_images(
     new = NewImages(replace(scan, splits=splits, problems=problems, ignored=ignored), left_out)
     if changed:
         raise UsageError(
-            f"{amount(len(changed), 'image')} in {source} and {directory} have the same name but "
-            f"different content ({_some(changed)})",
+            f"{source} and {directory} have different content for {amount(len(changed), 'image')} "
+            f"with the same name ({_some(changed)})",
             remedy="rename them, or convert everything again",
         )
     remedy = f"{setting('skip_existing', True)} leaves these out"
     if source.kind == Samples.kind:
-        remedy += "; to append other samples, give them unique keys (key=)"
+        remedy += "; to append other samples, use unique keys (key=)"
     if left_out and not skip_existing and (new.images or not _is_last(datasets, left_out, scan)):
         raise UsageError(
             f"{directory} already has {len(left_out)} of the images of {source} by path or key "

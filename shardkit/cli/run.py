@@ -19,7 +19,8 @@ from typing import Any, ClassVar
 import click
 
 from shardkit.options import option
-from shardkit.system.text import json_value, printable, shell
+from shardkit.system.numbers import json_value
+from shardkit.system.text import printable, shell
 
 _LONGEST = 20_000
 """Maximum characters of a line: more than any output with names of sensible length."""

@@ -194,7 +194,7 @@ def repeated_key(keys: Sequence[str]) -> UsageError:
     others = f" ({len(keys):,} keys do)" if len(keys) > 1 else ""
     return UsageError(
         f"the key {quoted(keys[0])} occurs more than once{others};",
-        remedy="give each record its own key",
+        remedy="use a different key for each record",
     )
 
 

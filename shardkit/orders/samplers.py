@@ -110,7 +110,7 @@ class Mixture(OrderSampler):
             ) from None
         if len(set(map(id, self._datasets))) < len(self._datasets):
             raise UsageError(
-                "Mixture(weights) contains a dataset twice", remedy="give it one weight"
+                "Mixture(weights) contains a dataset twice", remedy="set one weight for it"
             )
         checked_weights = check_weights("Mixture(weights)", raw_weights)
         self._counts = block_counts(checked_weights)
@@ -125,7 +125,7 @@ class Mixture(OrderSampler):
                 raise UsageError(
                     f"with its weight {checked_weights[number]:g} in Mixture(weights), dataset "
                     f"{number} gets no sample out of {BLOCK}",
-                    remedy=f"give it at least 1/{BLOCK} of the sum, or leave it out",
+                    remedy=f"set at least 1/{BLOCK} of the sum, or leave it out",
                 )
             if checked_weights[number] and not len(dataset):
                 raise UsageError(

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from shardkit.reporting.report import Histogram
-from shardkit.system.text import printable, shortened, significant
+from shardkit.system.numbers import significant
+from shardkit.system.text import printable, shortened
 
 _WIDTH = 320
 _HEIGHT = 150

@@ -13,7 +13,7 @@ from shardkit.errors import BadImage
 from shardkit.kinds.field import Field
 from shardkit.record import ABSENT, IMAGE, LABEL
 from shardkit.reporting.collection import Collection
-from shardkit.system.text import significant
+from shardkit.system.numbers import significant
 
 _SEED = 0
 _MOST_MASKS = 64

@@ -72,7 +72,8 @@ class ColumnShards(ColumnSource, AttachableSource):
                 )
             if files and _types(columns) != _types(self._columns):
                 raise UsageError(
-                    f"the folders in {path} have different columns", remedy="convert each alone"
+                    f"the folders in {path} have different columns",
+                    remedy="convert each separately",
                 )
             self._columns = columns
             for name, rows, size in shards:

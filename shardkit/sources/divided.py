@@ -207,8 +207,8 @@ class Divided(Wrapper):
             choice = f"divide one of them, such as {self}/{next(iter(scan.splits))}, or "
             raise UsageError(
                 f"{self} already has splits: {name_list(scan.splits)}",
-                remedy=f"{choice * (not os.path.isfile(str(self)))}leave {setting('val')} and "
-                f"{setting('test')} out",
+                remedy=f"{choice * (not os.path.isfile(str(self)))}leave out "
+                f"{setting('val')} and {setting('test')}",
             )
 
     def _require_sides(self, splits: Mapping[str, Sized]) -> None:

@@ -152,8 +152,8 @@ class LabelValues:
         if not names and numbers == {1} and minus:
             count = sum(self._counts[self._codes[text]] for text in minus)
             raise UsageError(
-                f"{amount(self._images(values, numbers), 'image')} have the label 1, and "
-                f"{count:,} have the label -1, which may be a class or mean a missing label",
+                f"the labels are 1 ({amount(self._images(values, numbers), 'image')}) and -1 "
+                f"({amount(count, 'image')}), which may be a class or mean a missing label",
                 remedy=f"choose with a file for {setting('classes')}: with the lines -1 and 1, "
                 "both are classes; with the lines 0 and 1, -1 means a missing label",
             )

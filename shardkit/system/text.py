@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
-from typing import Any
 
 from shardkit.errors import UsageError, setting
 
@@ -162,19 +160,3 @@ def amount(count: int, noun: str) -> str:
 def plural(noun: str) -> str:
     """Return the plural of a noun."""
     return f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}{'es' if noun[-1] == 's' else 's'}"
-
-
-def json_value(value: Any) -> Any:
-    """Return ``value`` as JSON allows it: infinities and NaN become None."""
-    if isinstance(value, dict):
-        return {name: json_value(element) for name, element in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_value(element) for element in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def significant(value: float) -> str:
-    """Format a number with its significant digits: 0.04, 1.23, 12.3, 1,234."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

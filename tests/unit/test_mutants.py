@@ -58,3 +58,12 @@ def test_tests_of_the_same_name_come_first() -> None:
     assert "tests/unit/conversion" in packages
     for file in {mutant.file for mutant in mutate.chosen(["remote"])}:
         assert next(mutate.suites_of(file, mutate.ROOT), None), file
+
+
+def test_another_seed_gives_another_sample_of_the_same_size(file: Path) -> None:
+    mutants = mutate.mutations(file)
+    samples = [mutate.sample(mutants, 3, seed) for seed in "abcd"]
+
+    assert mutate.sample(mutants[::-1], 3, "a") == samples[0]
+    assert [len(sample) for sample in samples] == [3] * 4
+    assert any(sample != samples[0] for sample in samples)

@@ -12,7 +12,8 @@ import numpy as np
 from shardkit.measure.runner.material import SubjectInfo
 from shardkit.measure.runner.other_load import OtherLoad
 from shardkit.measure.runner.rounds import Result, Spread
-from shardkit.system.text import amount, json_value, printable, shortened, significant, size
+from shardkit.system.numbers import json_value, significant
+from shardkit.system.text import amount, printable, shortened, size
 
 VERSION = 3
 """Version of the JSON that `BenchReport.as_dict` returns."""

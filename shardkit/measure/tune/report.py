@@ -12,7 +12,8 @@ from shardkit.measure.runner.other_load import OtherLoad
 from shardkit.measure.runner.spec import LoaderSpec
 from shardkit.measure.tune.search import ENOUGH, GAIN, LEAST_ROUNDS, SearchResult, Tried, name_of
 from shardkit.system.machine import usable_cpus
-from shardkit.system.text import amount, json_value, printable
+from shardkit.system.numbers import json_value
+from shardkit.system.text import amount, printable
 from shardkit.torch.engine.preflight import local_ranks
 from shardkit.torch.tuned import Tuned
 

@@ -161,7 +161,7 @@ class BatchView(Sequence[Sample]):
             if value is None:
                 raise UsageError(
                     f"{self._name(position)} lacks {name!r}, so this batch has no tensor for it",
-                    remedy=f"Leave such rows out: dataset.select(dataset.has({name!r}))",
+                    remedy=f"Leave out such rows: dataset.select(dataset.has({name!r}))",
                 )
 
     def _name(self, position: int) -> str:

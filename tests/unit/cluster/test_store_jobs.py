@@ -125,7 +125,7 @@ def test_a_job_names_bad_images_and_is_not_done(bucket: Bucket, source: Path) ->
     assert "cat/000.jpg" in found.output
     done = [name for name in bucket.names() if "/results/" in name]
     assert len([name for name in bucket.names() if "/claims/" in name]) == len(done) < 3
-    with refused(ConversionFailed, "of 3"):
+    with refused(ConversionFailed, "all 3 tasks"):
         commit(URL)
 
 

@@ -27,7 +27,8 @@ from shardkit.reporting import page as page_module
 from shardkit.reporting.charts import histogram
 from shardkit.reporting.page import page
 from shardkit.reporting.report import DatasetReport, Histogram
-from shardkit.system.text import printable, significant, size
+from shardkit.system.numbers import significant
+from shardkit.system.text import printable, size
 
 SECTIONS = (
     "Findings",

@@ -401,7 +401,7 @@ RAW = {
     "raw CR3": b"\0\0\0\x18ftypcrx \0\0\0\1crx isom",
     "raw CR2": b"II*\0\x10\0\0\0CR\2\0" + bytes(40),
     "raw DNG": tiff_with({256: b"\0\0\0\4", 50706: b"\1\4\0\0"}),
-    "raw file": tiff_with({256: b"\0\0\0\4", 330: b"\0\0\0\x26"}, {262: b"\x80\x23\0\0"}),
+    "camera raw": tiff_with({256: b"\0\0\0\4", 330: b"\0\0\0\x26"}, {262: b"\x80\x23\0\0"}),
     "DICOM": bytes(128) + b"DICM" + bytes(16),
     "SVG": b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>',
 }

@@ -189,7 +189,7 @@ def test_a_file_of_names_makes_numbers_names(
     ("labels", "facts"),
     [
         (["0.5", "1.0", "0.25"], ["'0.5', '0.25'", "2 images", "keep=", "classes="]),
-        (["1", "-1", "1"], ["2 images have the label 1", "1 have the label -1", "classes="]),
+        (["1", "-1", "1"], ["1 (2 images)", "-1 (1 image)", "classes="]),
         (["cat", "1.5", "dog"], ["names", "'1.5' (1 image)"]),
         (["cat", "dog", "Cat"], ["'Cat'", "'cat'", "classes="]),
         (["caf\u00e9", "cafe\u0301"], [r"'cafe\u0301'", r"'caf\xe9'", "classes="]),

@@ -141,7 +141,7 @@ def test_a_table_gives_labels(
         ("labels.csv", f"{HEAD}a/0.npy,,cat\nb/1.npy,,cat\nc/1.npy,,cat\n", ["c/1.npy"]),
         ("labels.csv", f"{HEAD}a/0.npy,,cat\na/0.npy,,cat\n", ["labels.csv:3", "a/0.npy"]),
         ("labels.csv", f"{HEAD}a/0.npy,,\"['a', 'b']\"\n", ["labels.csv:2", "a list"]),
-        ("labels.csv", f"{HEAD}a/0.npy\n", ["labels.csv:2", "1 values", "3"]),
+        ("labels.csv", f"{HEAD}a/0.npy\n", ["labels.csv:2", "1 value,", "3"]),
         ("labels.csv", "path,label\n", ["file_name", "labels="]),
         ("none.csv", HEAD, ["none.csv", "labels="]),
         ("../labels.csv", HEAD, ["labels='../labels.csv'"]),

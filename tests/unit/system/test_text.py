@@ -14,6 +14,7 @@ from table import for_each
 
 from shardkit.errors import UsageError
 from shardkit.system import text_hashes
+from shardkit.system.numbers import significant
 from shardkit.system.text import (
     amount,
     as_command,
@@ -22,7 +23,6 @@ from shardkit.system.text import (
     quoted,
     shell,
     shortened,
-    significant,
     size,
 )
 from shardkit.system.text_hashes import TextHashes
