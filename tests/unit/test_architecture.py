@@ -91,7 +91,7 @@ RINGS = {
 }
 """Packages and modules around the core, in which one may import another."""
 
-LINES = 28_606
+LINES = 28_609
 """Lines of the modules that the main job may load."""
 
 HUBS = 8

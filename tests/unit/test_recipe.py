@@ -533,7 +533,7 @@ def test_other_fields_go_with_planes(options: dict[str, Any]) -> None:
         ({"resize_mode": "cover"}, "resize_mode='cover' is unknown"),
         ({"filter": "nearest"}, "filter='nearest' is unknown"),
         ({"check": "all"}, "check='all' is unknown"),
-        ({"quality": 101}, "quality 101"),
+        ({"quality": 101}, "quality=101"),
         (
             {"quality": 90, "encode": "raw", "resize": (8, 8), "resize_mode": "crop"},
             "quality has no effect with the raw encoding",
