@@ -387,7 +387,7 @@ def resolve_rows(
     """
     array = as_array(rows)
     if array.size and array.dtype.kind not in "iu":
-        kind = "text" if array.dtype.kind in "US" else array.dtype
+        kind = {"U": "text", "b": "bool; select() takes a mask"}.get(array.dtype.kind, array.dtype)
         raise IndexError(f"rows must be integers, not {kind}")
     if array.ndim > 1:
         raise IndexError(f"rows must be one-dimensional, not of shape {array.shape}")

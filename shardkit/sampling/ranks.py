@@ -47,7 +47,7 @@ class Rank:
                 remedy=f"choose from {', '.join(REMAINDERS)}",
             )
         if self.remainder == "exact" and self.drop_last:
-            raise UsageError("drop_last=True contradicts remainder='exact'")
+            raise UsageError("drop_last=True contradicts remainder='exact'", remedy="leave one out")
         if (self.rank is None) != (self.world_size is None):
             raise UsageError(
                 "rank and world_size must be set together", remedy="pass both or neither"

@@ -37,7 +37,8 @@ class ShardDataModule(pl.LightningDataModule):
 
     Lightning's checkpoints include the training loader's state, and ``trainer.fit(ckpt_path=...)``
     resumes with exactly the next batch. The rank comes from the trainer's process group. Lightning
-    does not change the loaders, since they are not PyTorch DataLoaders.
+    does not change the loaders, since they are not PyTorch DataLoaders. With ``overfit_batches``,
+    each epoch reads the first batches of the first epoch.
 
     Raises:
         UsageError: If a dataset is missing, an option is unknown, or options contradict each other.
@@ -87,19 +88,26 @@ class ShardDataModule(pl.LightningDataModule):
         """
         if self._training is not None and self._loaded is None:
             self._loaded = self.state_dict()
-        self._training = self._make_training()
-        if not isinstance(self._training, Loader):
+        if self._make_training is _no_loader:
             raise UsageError(
-                f"train={self._make_training!r} returned {type(self._training).__name__}, not a "
+                "this ShardDataModule has no training dataset", remedy="pass one as train="
+            )
+        self._training = training = self._make_training()
+        if not isinstance(training, Loader):
+            raise UsageError(
+                f"train={self._make_training!r} returned {type(training).__name__}, not a "
                 "loader of shardkit.make_loader"
             )
         limit = 1.0 if self.trainer is None else self.trainer.limit_train_batches
-        batches = limit if isinstance(limit, int) else int(len(self._training) * limit)
-        self._training.end_epochs_after(batches)
+        batches = limit if isinstance(limit, int) else int(len(training) * limit)
+        training.end_epochs_after(batches)
+        if getattr(self.trainer, "overfit_batches", 0):
+            # For this, Lightning turns off shuffling in PyTorch DataLoaders.
+            training.batch_sampler.set_epoch = lambda epoch: training.set_epoch(0)
         if self._loaded:
-            self._training.load_state_dict(self._loaded)
+            training.load_state_dict(self._loaded)
             self._loaded = None
-        return self._training
+        return training
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training loader's state, for Lightning's checkpoints.

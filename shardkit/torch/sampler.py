@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
-from types import FrameType
 from typing import Any
 
 from torch.utils.data import Sampler
@@ -13,6 +11,7 @@ from shardkit.errors import UsageError
 from shardkit.options import takes
 from shardkit.torch.data import nested
 from shardkit.torch.data.datasets import ShardDataset
+from shardkit.torch.data.divided import require_undivided
 from shardkit.torch.data.order_options import OrderOptions
 from shardkit.torch.data.read_context import NumberedRows, ReadContext
 from shardkit.torch.data.resume import Resumable, ResumeState
@@ -46,7 +45,9 @@ class EpochBatchSampler(Resumable, Sampler[list[int]]):
             raise UsageError(
                 "EpochBatchSampler needs a dataset with a length and rows, not "
                 f"{type(dataset).__name__}",
-                remedy="open a path with shardkit.open_dataset",
+                remedy="in Lightning, use Trainer(use_distributed_sampler=False)"
+                if isinstance(dataset, Sampler)
+                else "open a path with shardkit.open_dataset",
             )
         self._dataset = dataset
         self._ops = options.ops
@@ -66,22 +67,8 @@ class EpochBatchSampler(Resumable, Sampler[list[int]]):
         return len(self._schedule)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._require_undivided(sys._getframe(1))
+        require_undivided("sampler", self._schedule.rank)
         return self._batches()
-
-    def _require_undivided(self, caller: FrameType) -> None:
-        """Refuse a caller that divides batches again, as ``Accelerator.prepare`` does."""
-        divider = caller.f_locals.get("self")
-        processes = getattr(divider, "num_processes", 1)
-        divides = processes > 1 and getattr(divider, "batch_sampler", None) is self
-        rank = self._schedule.rank
-        if divides and rank.world_size > 1:
-            raise UsageError(
-                f"this sampler yields the batches of rank {rank.rank} of {rank.world_size}, but "
-                f"{type(divider).__name__} divides them again among {processes} processes",
-                remedy="do not pass its DataLoader to Accelerator.prepare, or create the sampler "
-                "with rank=Rank(rank=0, world_size=1)",
-            )
 
     def _batches(self) -> Iterator[list[int]]:
         self._schedule.require_same_group()

@@ -48,6 +48,19 @@ ITERABLE: dict[str, Callable[..., IterableShardDataset]] = {
 }
 """The iterable dataset of each format."""
 
+
+class DataLoaderDispatcher:
+    """Stands in for the class of accelerate that divides what a loader of rank 0 yields."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        """Wrap a loader."""
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield all batches: the others would get them from here."""
+        yield from self._loader
+
+
 Print = tuple[int, int]
 """CRC-32 of a sample's image, and its label."""
 

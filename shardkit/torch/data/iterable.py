@@ -12,7 +12,6 @@ from torch.utils.data import get_worker_info
 
 from shardkit.errors import StateMismatch, UsageError
 from shardkit.options import changed, takes
-from shardkit.sampling.order import Order
 from shardkit.sampling.ranks import Rank
 from shardkit.system.text import quoted
 from shardkit.torch.data.collate import collate
@@ -23,6 +22,7 @@ from shardkit.torch.data.datasets import (
     TarDataset,
     open_dataset,
 )
+from shardkit.torch.data.divided import require_undivided
 from shardkit.torch.data.nested import row_repeats
 from shardkit.torch.data.order_options import OrderedDataset, OrderOptions, RowOrder
 from shardkit.torch.data.read_context import ReadContext, read_at_once
@@ -86,9 +86,7 @@ class IterableShardDataset(OrderedDataset):
                 remedy="set options when you open it",
             )
         self.dataset = path
-        shuffle = False if options.shuffle is None else options.shuffle
-        seed = 0 if options.seed is None else options.seed
-        self.order = Order(size=len(self.dataset), shuffle=shuffle, seed=seed)
+        self.order = OrderOptions(shuffle=options.shuffle, seed=options.seed).order(self.dataset)
         self.rank = options.rank or Rank()
         self._batched = batch_size is not None
         self._schedule = BatchSchedule(
@@ -109,8 +107,13 @@ class IterableShardDataset(OrderedDataset):
         return len(self._schedule)
 
     def __iter__(self) -> Iterator[Any]:
+        require_undivided("dataset", self._schedule.rank)
         # Starts here, not with the first item: torchdata asks for the state of a worker before it.
         return self._items(self._start())
+
+    def __getstate__(self) -> dict[str, Any]:
+        require_undivided("dataset", self._schedule.rank)  # a spawned worker has no such callers
+        return vars(self)
 
     def _items(self, start: _Start) -> Iterator[Any]:
         if self._started is None:  # the epoch was set since

@@ -406,6 +406,12 @@ def test_a_loader_that_cannot_know_its_limit_warns(root: Path, tmp_path: Path) -
         again.fit(Recorder(), plain_loader(root), ckpt_path=saved, weights_only=True)
 
 
+def test_overfitting_repeats_the_first_batches(root: Path, undisturbed: list[Seen]) -> None:
+    seen = fit(root, module(root, THREADS), overfit_batches=2).seen
+
+    assert [one.batch for one in seen] == [one.batch for one in undisturbed[:2]] * EPOCHS
+
+
 def test_worker_processes_end_with_the_run(root: Path) -> None:
     crew = Crew()
     trainer(root, max_epochs=1).fit(Recorder(), module(root, PROCESSES))
@@ -492,6 +498,13 @@ def test_a_directory_is_opened_to_give_tensors(root: Path) -> None:
     assert data.val_dataloader() == []
     again = pickle.loads(pickle.dumps(ShardDataModule(root / "train")))  # as Lightning spawns
     assert again.val_dataloader() == []
+
+
+def test_a_module_for_validation_only_has_nothing_to_train_on(root: Path) -> None:
+    data = ShardDataModule(None, root / "validation", batch_size=BATCH)
+    assert sum(len(labels) for _, labels in data.val_dataloader()) == 5
+    with refused(UsageError, "train="):
+        data.train_dataloader()
 
 
 @pytest.mark.parametrize(

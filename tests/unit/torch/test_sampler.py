@@ -10,9 +10,24 @@ import numpy as np
 import pytest
 from accelerate.data_loader import prepare_data_loader
 from helpers import DEADLINE
-from loading import BATCH, CROP, SEED, Prints, epoch_by_hand, prints_of, row_order
+from loading import (
+    BATCH,
+    CROP,
+    SEED,
+    DataLoaderDispatcher,
+    Prints,
+    epoch_by_hand,
+    prints_of,
+    row_order,
+)
 from refusals import refused
-from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    Subset,
+    default_collate,
+)
 
 from shardkit import (
     BlockShuffle,
@@ -72,12 +87,30 @@ def test_accelerate_sharding_is_refused(root: Path, world_size: int) -> None:
         return prepare_data_loader(loader, num_processes=2, process_index=rank)
 
     if world_size > 1:
-        with refused(UsageError, "1", "2"):
+        with refused(UsageError, "rank 1 of 2", "Rank(rank=0, world_size=1)"):
             list(prepared(1))
         assert len(list(sampler_of(dataset, rank=Rank(rank=1, world_size=2)))) == 6
         return
     found = [one for rank in range(2) for batch in prints_of(prepared(rank)) for one in batch]
     assert set(found) == {one for batch in by_hand(root / "lmdb", 0) for one in batch}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_batches_of_a_rank_are_not_divided_again(root: Path, world_size: int) -> None:
+    dataset = open_dataset(root / "lmdb", decode=CROP)
+    sampler = sampler_of(dataset, rank=Rank(rank=0, world_size=world_size))
+    loader = DataLoaderDispatcher(loader_of(dataset, sampler))
+    if world_size == 1:
+        assert prints_of(loader) == by_hand(root / "lmdb", 0)
+        return
+    with refused(UsageError, "rank 0 of 2", "DataLoaderDispatcher", "Rank(rank=0, world_size=1)"):
+        list(loader)
+
+
+def test_lightnings_sampler_in_place_of_the_dataset_is_refused(root: Path) -> None:
+    dataset = open_dataset(root / "lmdb", decode=CROP)
+    with refused(UsageError, "DistributedSampler", "use_distributed_sampler=False"):
+        sampler_of(DistributedSampler(dataset, 2, 0))
 
 
 def wrapped(root: Path, kind: str) -> tuple[Any, list[ShardDataset]]:

@@ -158,6 +158,8 @@ def test_a_row_out_of_range_or_no_integer_is_an_index_error(photos: Path) -> Non
             read([[0], [1, 2]])  # type: ignore[list-item]
     with pytest.raises(IndexError, match=rf"row 12 .*{photos}.* 12 rows"):
         dataset[[0, 12]]
+    with pytest.raises(IndexError, match=r"select\(\)"):
+        dataset[dataset.targets == 1]
 
 
 def test_integers_lists_arrays_and_slices_are_rows(photos: Path) -> None:

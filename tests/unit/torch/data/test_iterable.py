@@ -13,7 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import DEADLINE, FORMATS, make_dataset, make_tree, png
-from loading import CROP, ITERABLE, ROWS, SEED, Print, Prints, crc, prints_of
+from loading import (
+    CROP,
+    ITERABLE,
+    ROWS,
+    SEED,
+    DataLoaderDispatcher,
+    Print,
+    Prints,
+    crc,
+    prints_of,
+)
 from pairwise import pairwise
 from refusals import refused
 from torch.utils.data import DataLoader
@@ -312,6 +322,21 @@ def test_a_pickled_dataset_reads_the_same_and_is_small(root: Path) -> None:
     packed = pickle.dumps(dataset)
     assert len(packed) < 3000
     assert prints_of(pickle.loads(packed)) == by_loader(root / "lmdb", 2)
+
+
+@pytest.mark.parametrize(("num_workers", "start"), [(0, None), (1, "fork"), (1, "forkserver")])
+def test_samples_of_a_rank_are_not_divided_again(
+    root: Path, num_workers: int, start: str | None
+) -> None:
+    def prepared(world_size: int, **workers: Any) -> DataLoaderDispatcher:
+        dataset = new(root / "lmdb", rank=Rank(rank=0, world_size=world_size))
+        return DataLoaderDispatcher(loader_of(dataset, **workers))
+
+    facts = "rank 0 of 2", "DataLoaderDispatcher", "Rank(rank=0, world_size=1)"
+    traced = pytest.raises(UsageError, match=r"rank 0 of 2.* DataLoaderDispatcher")  # by a worker
+    with traced if start == "fork" else refused(UsageError, *facts):
+        list(prepared(2, num_workers=num_workers, multiprocessing_context=start))
+    assert prints_of(prepared(1, num_workers=0)) == by_loader(root / "lmdb", 0)
 
 
 def test_wrong_options_and_epochs_are_usage_errors(root: Path) -> None:
