@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from shardkit.changes.field_values import FieldValues
+from shardkit.changes.field_values import FieldValues, as_json
 from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source, StoredEntries, as_packed
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.opened import OpenedDataset
@@ -104,16 +104,19 @@ class LayerSource(Source):
     ) -> list[Record]:
         """Return the records of rows, given a value of each, or None, by field."""
         fields: list[dict[str, bytes]] = [{} for _ in keys]
-        metas: list[dict[str, Any]] = [{} for _ in keys]
+        small: dict[str, Sequence[Any]] = {}
         for name, values in columns.items():
             field = self.schema[name]
             stored = field.stored_name(name)
-            homes: Sequence[dict[str, Any]] = fields if stored else metas
-            for home, value in zip(homes, values, strict=True):
-                if value is not None:
-                    _, home[stored or name] = pack(name, field, value)
-        for path, its, meta in zip(paths, fields, metas, strict=True):
-            its[META_FIELD] = dump_json({"path": path, **meta}) if meta else path_meta(path)
+            packed = [None if value is None else pack(name, field, value)[1] for value in values]
+            if stored is None:
+                small[name] = packed
+                continue
+            for its, content in zip(fields, packed, strict=True):
+                if content is not None:
+                    its[stored] = content
+        for its, meta in zip(fields, _metadata(paths, small), strict=True):
+            its[META_FIELD] = meta
         return [*map(Record, keys, fields)]
 
     def locate(self, split: str, entry: Entry) -> str:
@@ -149,6 +152,21 @@ class LayerSource(Source):
         if count <= _MANY:
             return PackedEntries.joined(map(load, range(len(starts) - 1)))
         return StoredEntries(load, starts)
+
+
+def _metadata(paths: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Iterable[bytes]:
+    """Return the metadata of rows as `dump_json` does, given values, or None, by name."""
+    if not columns:
+        return map(path_meta, paths)
+    parts = []
+    for name, values in sorted({**columns, "path": paths}.items()):
+        start = f'"{name}":'
+        parts.append(["" if value is None else start + as_json(value, _encode) for value in values])
+    return [f"{{{','.join(filter(None, row))}}}".encode() for row in zip(*parts, strict=True)]
+
+
+def _encode(value: object) -> str:
+    return dump_json(value).decode()
 
 
 class Samples:

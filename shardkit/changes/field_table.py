@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
-import math
 import mmap
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.changes.field_values import FieldValues, checked
+from shardkit.changes.field_values import FieldValues, as_json, checked
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.errors import BadImage, UsageError, setting
 from shardkit.kinds.field import Field
@@ -119,8 +119,7 @@ class TableValues(FieldValues):
     def read_together(self, rows: Sequence[int]) -> Mapping[str, Sequence[Any]]:
         """Return the values of rows; parsing them together takes a third of the time."""
         listed = [row for row in rows if self._offsets[row] != _NONE]
-        offsets, sizes = ([its[row] for row in listed] for its in (self._offsets, self._sizes))
-        texts = map(self._spool.read, offsets, sizes)
+        texts = self._spool.read((self._offsets[row], self._sizes[row]) for row in listed)
         stored = dict(zip(listed, json.loads(b"[%b]" % b",".join(texts)), strict=True))
         lacking = [None] * len(self._kept)
         values = [stored.get(row, lacking) for row in rows]
@@ -174,7 +173,7 @@ class TableValues(FieldValues):
         with open(self._spool.path, "xb") as file:
             for batch in _batches(rows_of(self.path, self._used)):
                 rows += len(batch)
-                keys = [self._key_of(line, row) for line, row in batch]
+                keys = self._keys_of(batch)
                 numbers = finder.find(keys)
                 self._require_once(batch, keys, numbers)
                 lacking = np.flatnonzero(numbers == _NONE)
@@ -212,6 +211,13 @@ class TableValues(FieldValues):
                 f"{where} is in the table twice, or by key and by path",
                 remedy="keep one of the rows",
             )
+
+    def _keys_of(self, batch: Sequence[Row]) -> list[str]:
+        with contextlib.suppress(TypeError, KeyError):  # below, a row is refused
+            keys: list[str] = [row[self._key] for _, row in cast("Any", batch)]
+            if "".join(keys) and all(keys):
+                return keys
+        return [self._key_of(line, row) for line, row in batch]
 
     def _key_of(self, line: int, row: Mapping[str, Any] | str) -> str:
         assert self._key is not None
@@ -251,7 +257,7 @@ class TableValues(FieldValues):
         values = []
         for line, row in batch:
             try:
-                values.append(_as_json(self._value_of(row, kept)))
+                values.append(as_json(self._value_of(row, kept), _ENCODER.encode))
             except BadImage as error:
                 where = f"{self.path}:{line}"
                 raise UsageError(f"{where}: {error.problem}", remedy=error.remedy) from error
@@ -287,12 +293,6 @@ class TableValues(FieldValues):
         return checked(schema)
 
 
-def _as_json(value: Any) -> str:
-    """Return a value as JSON; numbers in a tenth of the encoder's time."""
-    is_plain = type(value) is int or (type(value) is float and math.isfinite(value))
-    return repr(value) if is_plain else _ENCODER.encode(value)
-
-
 class _Ranges:
     """Ranges of a file, which is opened on first use. Pickled, it is the path."""
 
@@ -300,11 +300,13 @@ class _Ranges:
         self.path = path
         self._content: mmap.mmap | None = None
 
-    def read(self, offset: int, size: int) -> bytes:
-        if self._content is None:
+    def read(self, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
+        """Return the bytes of ranges, each an offset and a size."""
+        content = self._content
+        if content is None:
             with open(self.path, "rb") as file:
-                self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return self._content[offset : offset + size]
+                self._content = content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return [content[offset : offset + size] for offset, size in ranges]
 
     def __reduce__(self) -> tuple[type[_Ranges], tuple[str]]:
         return _Ranges, (self.path,)
@@ -372,15 +374,17 @@ class _RowFinder:
         rows = []
         start = 0
         for dataset in datasets:
-            index = dataset.index
-            prefixes = {"", dataset.prefix}
-            for prefix in sorted(prefixes):
-                for texts in (index.keys(), index.paths()):
-                    hashes.extend(hash(prefix + text) for text in texts)
-                    others.extend(hash(prefix + text + _SALT) for text in texts)
-                    rows.append(np.arange(start, start + len(texts)))
-            start += dataset.manifest.rows
-        numbers = np.concatenate(rows)
+            for keys, paths in zip(
+                _batches(dataset.index.keys()), _batches(dataset.index.paths()), strict=True
+            ):
+                for texts in (keys,) if keys == paths else (keys, paths):
+                    for prefix in {"", dataset.prefix}:
+                        names = [prefix + text for text in texts]
+                        hashes.extend(map(hash, names))
+                        others.extend([hash(name + _SALT) for name in names])
+                        rows.append(np.arange(start, start + len(names)))
+                start += len(keys)
+        numbers = np.concatenate([np.zeros(0, np.int64), *rows])
         values = np.frombuffer(hashes, np.int64)
         order = np.argsort(values, kind="stable")
         self._values = values[order]
@@ -390,18 +394,19 @@ class _RowFinder:
     def find(self, keys: Sequence[str]) -> npt.NDArray[np.int64]:
         """Return the row of each key or path: -1 for none, `_AMBIGUOUS` for several."""
         wanted, others = (
-            np.array([hash(key + salt) for key in keys], np.int64) for salt in ("", _SALT)
+            np.fromiter(map(hash, names), np.int64, len(keys))
+            for names in (keys, [key + _SALT for key in keys])
         )
-        first = self._values.searchsorted(wanted)
-        last = self._values.searchsorted(wanted, side="right")
+        at = self._values.searchsorted(wanted)
         found = np.full(len(keys), _NONE)
-        for nth in range(int((last - first).max(initial=0))):
-            keyed = np.flatnonzero(first + nth < last)
-            at = first[keyed] + nth
-            alike = self._others[at] == others[keyed]
-            keyed, rows = keyed[alike], self._numbers[at[alike]]
+        left = np.arange(len(keys))
+        while len(left := left[at[left] < len(self._values)]):
+            left = left[self._values[at[left]] == wanted[left]]
+            keyed = left[self._others[at[left]] == others[left]]
+            rows = self._numbers[at[keyed]]
             is_one = (found[keyed] == _NONE) | (found[keyed] == rows)
             found[keyed] = np.where(is_one, rows, _AMBIGUOUS)
+            at[left] += 1
         return found
 
     def name(self, row: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import struct
 import sys
@@ -23,7 +24,7 @@ from shardkit.dataset.index_builder import (
 from shardkit.formats.ranges import RangeReader
 from shardkit.formats.table import Table
 from shardkit.kinds.column import Column, presence
-from shardkit.record import META_FIELD, STORED_KINDS, Record, checksums, image_kind, load_json
+from shardkit.record import META_FIELD, STORED_KINDS, Record, checksums, image_kind
 from shardkit.system import compiled
 
 _LEAST_WINDOW = 1 << 16
@@ -31,7 +32,12 @@ _MOST_TIMES = 4
 """Records are read at once from a part of a shard of up to these bytes, plus so many times theirs:
 tar files have a header of 512 bytes before each field."""
 
-_ODD = (KeyError, OverflowError, TypeError, ValueError, struct.error)
+_PARSE = json.JSONDecoder().raw_decode
+
+_ODD = (
+    *(KeyError, OverflowError, RecursionError, TypeError, ValueError),
+    struct.error,
+)
 """Exceptions for values that only the reader of records accepts or explains."""
 
 Known = npt.NDArray[np.bool_]
@@ -92,7 +98,7 @@ def _parse_metadata(
 ) -> Sequence[Mapping[str, Any]]:
     """Return the metadata of all records, and fill in paths and sizes of images."""
     contents = _contents(records, _only(table, META_FIELD), window)
-    metas = [*map(load_json, contents.values())]
+    metas = [*map(_parse_object, contents.values())]
     derived.paths[:] = map(path_in, metas)
     if len(metas) < len(table.ends):
         raise KeyError(META_FIELD)
@@ -103,6 +109,15 @@ def _parse_metadata(
             sides = zip(metas, pictured, strict=True)
             derived.rows[side] = array("I", [meta[side] if has else 0 for meta, has in sides])
     return metas
+
+
+def _parse_object(content: bytes) -> Mapping[str, Any]:
+    """Return what `load_json` does, in half the time, if no space is around the object."""
+    text = content.decode()
+    value, end = _PARSE(text)
+    if end < len(text) or not isinstance(value, dict):
+        raise ValueError("it is not one JSON object")
+    return value
 
 
 def _contents(records: ShardRecords, alone: Table, window: FileWindow) -> dict[int, bytes]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
+import math
 import runpy
 import shutil
 import sys
@@ -13,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
+import lmdb
 import numpy as np
 import pytest
 from buckets import BUCKET, Bucket
@@ -52,7 +56,10 @@ from shardkit import (
     verify,
 )
 from shardkit.changes import field_table
+from shardkit.changes.field_source import LayerSource
+from shardkit.contracts import Source
 from shardkit.errors import BadImages, CorruptDataset, StateMismatch, UsageError
+from shardkit.system import native
 from shardkit.verification.reindex import reindex
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "layers_of_tars.py"
@@ -117,6 +124,76 @@ def test_values_of_a_table_come_back_and_shards_stay(made: Path, tmp_path: Path)
     wanted = [(f"a photo of {path}",) for path in paths_of(made)]
     assert read(made, "caption") == wanted
     assert verify(made, level="decode").ok
+
+
+VALUES: Mapping[str, Sequence[Any]] = {
+    "score": [0.5, 1e300, -0.0, None, 0.1, math.inf, 7.0],
+    "count": [0, -5, (1 << 53) + 1, 3, None, 1 << 62, -(1 << 63)],
+    "flag": [True, False, None, True, False, True, True],
+    "caption": ["plain", '漢 "q"', None, "é", "a\nb", "\\", "\U0001f600"],
+    "note": [{"b": 1, "a": [1.5, None, "é"]}, [], None, 2, "text", {"z": True}, 0.25],
+}
+"""Values of seven rows by field; None where a row lacks one."""
+
+
+def records_of(path: Path) -> list[dict[str, bytes]]:
+    """Return the fields of each record of a shard of seven, as the format's library reads them."""
+    rows: list[dict[str, bytes]] = [{} for _ in range(7)]
+    if path.suffix == ".tar":
+        for name, content in members(path.parent).items():
+            row, _, stored = name.partition(".")
+            rows[int(row)][stored] = content
+    elif path.suffix == ".lmdb":
+        environment: Any = lmdb.open(str(path), subdir=False, readonly=True, lock=False)
+        with environment, environment.begin() as transaction:
+            for key, value in transaction.cursor():
+                row, _, stored = key.decode().partition(".")
+                if stored not in ("", "__key__"):
+                    rows[int(row)][stored] = value
+    else:
+        hdf5: Any = h5py.File(path)
+        with hdf5 as file:
+            for stored in file.keys() - {"__key__", "__shardkit__"}:
+                ends = file[stored]["offsets"][:].tolist()
+                for number, (start, end) in enumerate(itertools.pairwise(ends)):
+                    if start < end:
+                        rows[number][stored] = file[stored]["data"][start:end].tobytes()
+    return rows
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_records_made_together_are_those_made_one_by_one(
+    tmp_path: Path, to: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [{"key": f"{row}", "label": row % 2} for row in range(7)]
+    schema = {"label": Field("label", classes=2)}
+    convert(samples, tmp_path / "together", to=to, schema=schema, shuffle=False)
+    for copy in ("alone", "python"):
+        shutil.copytree(tmp_path / "together", tmp_path / copy)
+    rows = [dict(zip(VALUES, row, strict=True)) for row in zip(*VALUES.values(), strict=True)]
+    lines = [json.dumps({"key": f"{row}", **values}) for row, values in enumerate(rows)]
+    source = tmp_path / "values.jsonl"
+    source.write_text("\n".join(lines))
+    kinds = ["score:float64?", "count:int64?", "flag:json?", "caption:text?", "note:json?"]
+    fields.add(tmp_path / "together", source, field=kinds)
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerSource, "read_together", Source.read_together)
+        fields.add(tmp_path / "alone", source, field=kinds)
+        patch.setattr(native, "module", lambda: None)
+        fields.add(tmp_path / "python", source, field=kinds)
+    assert tree(tmp_path / "together") == tree(tmp_path / "alone") == tree(tmp_path / "python")
+    (shard,) = (tmp_path / "together" / "layers").glob("*/shard-*")
+    for record, values, path in zip(
+        records_of(shard), rows, paths_of(tmp_path / "together"), strict=True
+    ):
+        meta = {name: value for name, value in values.items() if value is not None}
+        caption = meta.pop("caption", None)
+        if meta.get("score") == math.inf:
+            meta["score"] = "Infinity"
+        stated = json.dumps({"path": path, **meta}, sort_keys=True, separators=(",", ":"))
+        text = {} if caption is None else {"caption.txt": caption.encode()}
+        assert record == {"json": stated.encode(), **text}
+    assert read(tmp_path / "together", *VALUES) == [tuple(row.values()) for row in rows]
 
 
 def test_a_copy_has_the_fields_of_all_layers_in_its_shards(made: Path, tmp_path: Path) -> None:
