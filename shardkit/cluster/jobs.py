@@ -188,8 +188,8 @@ def require_done(missing: Sequence[int], tasks: int, target: Path | str) -> None
     if missing:
         more = f" and {len(missing) - _NAMED:,} more" if len(missing) > _NAMED else ""
         raise ConversionFailed(
-            f"not all {tasks:,} tasks are done; unfinished: "
-            f"{', '.join(map(str, missing[:_NAMED]))}{more}",
+            f"the plan has unfinished tasks: {', '.join(map(str, missing[:_NAMED]))}{more} "
+            f"({len(missing):,} of {tasks:,})",
             remedy=f"Build them with {as_command('work', target, '--claim')}, then commit again.",
         )
 

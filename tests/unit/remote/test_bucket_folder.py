@@ -281,7 +281,7 @@ def test_a_change_after_the_plan_is_a_bad_image_of_the_job(
     assert worked.exit_code == 1
     assert "cat/1.png: it changed since the scan" in worked.output
     assert f"reading imagefolder {URL}" in worked.output
-    assert "unfinished: " in str(invoke("commit", target).exception)
+    assert "unfinished tasks: " in str(invoke("commit", target).exception)
 
 
 def test_requests_say_that_the_reader_pays(
