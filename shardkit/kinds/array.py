@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.kinds.field import BFLOAT16, Field, Kind, Need
-from shardkit.kinds.values import BFloat16, as_bits
+from shardkit.kinds.values import BFloat16, as_bits, as_numpy
 from shardkit.system.npy import npy_header, read_npy
 from shardkit.system.text import shortened
 
@@ -37,10 +37,13 @@ class _Array(Kind):
 
     def pack(self, name: str, field: Field, value: Any) -> tuple[str, bytes]:
         """Return the stored name and values of an array or tensor, or of an .npy file's path."""
-        array = as_bits(value)
+        # Without a dtype in the schema, only the .npy file states one, and it knows no bfloat16.
+        array = as_numpy(value) if field.dtype is None else as_bits(value)
         if isinstance(array, (str, Path)):
             array = np.load(array, allow_pickle=False)
         array = np.asanyarray(array)
+        if isinstance(array, np.ma.MaskedArray):
+            raise ValueError("it is a masked array; fill it, or store its mask as another field")
         dtype = Field("array", _dtype(array)).dtype
         if field.dtype is not None and dtype != field.dtype:
             raise ValueError(f"it is {dtype}; the schema has {field.dtype}")

@@ -26,7 +26,10 @@ def as_numpy(value: Any) -> Any:
     """
     if not is_tensor(value):
         return value
-    tensor = value.detach().cpu().contiguous()
+    try:
+        tensor = value.detach().cpu().contiguous()
+    except RuntimeError as error:  # it is sparse, or has no values
+        raise ValueError(f"the tensor cannot become an array: {error}") from error
     return (tensor.float() if _is_bfloat16(tensor) else tensor).numpy()
 
 

@@ -352,6 +352,25 @@ def test_bfloat16_tensors_give_their_values(tmp_path: Path) -> None:
     assert points.tolist() == [0.5, -2]
 
 
+def test_arrays_whose_schema_has_no_dtype_keep_the_values_of_bfloat16(tmp_path: Path) -> None:
+    samples = [{"latent": torch.tensor(values).bfloat16()} for values in ([1.5, -2], [0.25])]
+    schema = {"latent": Field("array")}
+    convert(samples, tmp_path / "out", to="lmdb", schema=schema, shuffle=False)
+    dataset = open_dataset(tmp_path / "out", fields=["latent"])
+    assert [dataset[row][0].tolist() for row in range(2)] == [[1.5, -2], [0.25]]
+
+
+def test_sparse_tensors_and_masked_arrays_are_refused(tmp_path: Path) -> None:
+    values: dict[str, Any] = {
+        "tensor": torch.zeros(2).to_sparse(),
+        "masked": np.ma.masked_array([1, 2], [False, True]),
+    }
+    for fact, value in values.items():
+        schema = {"latent": Field("array")}
+        with refused(BadImages, "latent", fact):
+            convert([{"latent": value}], tmp_path / "out", to="lmdb", schema=schema, workers=1)
+
+
 def test_samples_may_have_keys(tmp_path: Path) -> None:
     samples = [{"key": "x/1", "text": "a"}, {"key": 7, "text": "b"}, {"text": "c"}]
     convert(samples, tmp_path / "out", to="lmdb", shuffle=False)
