@@ -17,6 +17,7 @@ import typing
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from difflib import get_close_matches
 from typing import Any, TypeVar, cast
 
 from shardkit.errors import UsageError, setting, spelled
@@ -348,7 +349,7 @@ def takes(*kinds: type[Any]) -> Callable[[Callable[..., _Result]], Callable[...,
             try:
                 values = signature.bind(*args[count:], **kwargs).arguments
             except TypeError as error:
-                way = _way(kinds, kwargs)
+                way = _way(kinds, kwargs, signature.parameters)
                 raise TypeError(f"{function.__qualname__}() {error}{way}") from None
             objects = [_build(kind, values) for kind in kinds]
             keywords = {item.name: values[item.name] for item in after if item.name in values}
@@ -385,10 +386,13 @@ def _groups(kind: type[Any]) -> dict[str, type[Any]]:
     return {item.name: item.metadata["group"] for item in fields(kind) if "group" in item.metadata}
 
 
-def _way(kinds: Iterable[type[Any]], names: Iterable[str]) -> str:
-    """Return the end of a message: the replacement for an option of another library."""
+def _way(kinds: Iterable[type[Any]], names: Iterable[str], known: Iterable[str]) -> str:
+    """Return the end of a message: the replacement for an unknown option, or a similar name."""
     ways = {name: way for kind in kinds for name, way in getattr(kind, "INSTEAD", {}).items()}
-    return next((f": {ways[name]}" for name in names if name in ways), "")
+    unknown = [name for name in names if name not in known]
+    ends = [f": {ways[name]}" for name in unknown if name in ways]
+    close = [match for name in unknown for match in get_close_matches(name, known, 1)]
+    return [*ends, *(f". Did you mean {match}?" for match in close), ""][0]
 
 
 def _build(kind: type[_Type], keywords: Mapping[str, Any]) -> _Type:

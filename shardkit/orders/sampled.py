@@ -79,17 +79,17 @@ class SampledOrder(Order):
                 seed_globals(derive_key("sampler", self.seed, epoch))
                 rows = list(self.sampler)
             drawn = _integers(rows)
-            if drawn is None or len(drawn) != self.size or not self._has(drawn):
+            if drawn is None:
+                raise UsageError("sampler= yields values that are not integers")
+            if len(drawn) != self.size:
+                raise UsageError(f"sampler= yields {len(drawn)} rows, not its length, {self.size}")
+            if len(wrong := drawn[(drawn < 0) | (drawn >= self.of)]):
                 raise UsageError(
-                    f"sampler= must yield as many integers as its length, {self.size}, each from 0 "
-                    f"to {self.of - 1}, the last row of the dataset"
+                    f"sampler= yields row {wrong[0]}, but the dataset has rows 0 to {self.of - 1}"
                 )
             self._latest.clear()
             self._latest[epoch] = drawn
         return self._latest[epoch][positions]
-
-    def _has(self, rows: Positions) -> bool:
-        return bool(((rows >= 0) & (rows < self.of)).all())
 
 
 def _digest(values: Any) -> str:

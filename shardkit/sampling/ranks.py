@@ -49,9 +49,7 @@ class Rank:
         if self.remainder == "exact" and self.drop_last:
             raise UsageError("drop_last=True contradicts remainder='exact'", remedy="leave one out")
         if (self.rank is None) != (self.world_size is None):
-            raise UsageError(
-                "rank and world_size must be set together", remedy="pass both or neither"
-            )
+            raise UsageError("rank and world_size belong together", remedy="pass both or neither")
         if self.rank is None or self.world_size is None:
             return
         for name, value in (("rank", self.rank), ("world_size", self.world_size)):

@@ -201,9 +201,7 @@ class LoaderOptions:
     def resolved(self, num_workers: int, *, pinned: bool, batch_size: int = 1) -> Settings:
         """Return these options with the defaults filled in; ``pinned`` allows pinned memory."""
         workers = num_workers if self.num_workers is None else self.num_workers
-        prefetch = None
-        if self.prefetch_factor is not None:
-            prefetch = self.prefetch_factor * max(1, workers)
+        prefetch = (self.prefetch_factor or 0) * max(1, workers)
         return Settings(
             options=self,
             num_workers=workers,

@@ -471,6 +471,13 @@ def test_equal_indices_of_another_type_make_the_same_state(path: Path) -> None:
     assert all(state == states[0] for state in states)
 
 
+class Longer(list[int]):
+    """Rows whose length is one too many."""
+
+    def __len__(self) -> int:
+        return super().__len__() + 1
+
+
 def test_samplers_that_cannot_be_divided_or_repeated_are_refused(path: Path) -> None:
     own: RandomSampler = RandomSampler(range(9), generator=torch.Generator())
     wrong: list[tuple[dict[str, Any], tuple[str, ...]]] = [
@@ -486,8 +493,17 @@ def test_samplers_that_cannot_be_divided_or_repeated_are_refused(path: Path) -> 
     for given, facts in wrong:
         with refused(UsageError, *facts):
             sampled(open_dataset(path), **given)
-    for rows in ([0, 1.5], [[0, 1]], [ROWS], [-1], ["a"], [True]):
-        with refused(UsageError, "sampler=", "0 to 22"):
+    facts = "sampler=", "not integers"
+    for rows, *said in (
+        ([0, 1.5], *facts),
+        ([[0, 1]], *facts),
+        (["a"], *facts),
+        ([True], *facts),
+        ([3, ROWS], "sampler=", "row 23", "0 to 22"),
+        ([-1], "sampler=", "row -1", "0 to 22"),
+        (Longer([2, 3]), "sampler=", "2 rows", "3"),
+    ):
+        with refused(UsageError, *said):
             next(iter(sampled(open_dataset(path, decode=CROP), sampler=rows)))
 
 
