@@ -23,7 +23,7 @@ from shardkit.sources.kept import Kept, parse_keep
 from shardkit.sources.named_files import NamedListing, Names, names_in
 from shardkit.sources.recognize import Overview
 from shardkit.sources.table_layout import unread_lists
-from shardkit.system.text import quoted
+from shardkit.system.text import quoted, shell
 
 _OF_IMAGES = re.compile(r"im(age|g)s?|photos?|pictures?|jpegimages|leftimg8bit|inputs?", re.I)
 _OF_MASKS = re.compile(
@@ -37,6 +37,8 @@ _VOC_MASKS = ("SegmentationClass", "SegmentationObject")
 """The folders of masks of Pascal VOC: of classes, and of objects."""
 _SPLIT = re.compile(r"(?<![a-z])(train|val|test)[a-z]*", re.I)
 _END = re.compile(r"[_-][^_-]+\Z")
+_PART = re.compile(r"(?P<image>.+?)(?P<suffix>[ _.-]+[a-z]+[ _-]?[0-9]*)", re.I)
+"""The name of another image of an image, which may be a mask, such as 1_parts_2."""
 _TRIED = 50
 """Images whose names are compared with those of masks, to find what masks are called."""
 
@@ -245,6 +247,13 @@ class Pairs(AnnotatedSource):
         unused = [problem for problem in names.unused([]) if problem.path not in listed]
         next(iter(listings.values())).ignored += [*alone, *unused]
         self.notes += [] if self._layout.lists else self._lost_labels(images)
+        folders = sorted({stem.partition("/")[0] for stem in images if "/" in stem})
+        if len(folders) > 1 and not self._beside:
+            top = Path(self.root, self._layout.folder(next(iter(self.splits)), self._layout.images))
+            self.notes.append(
+                f"the folders of images, such as {folders[0]}, are not read as classes; to read "
+                f"them, run shardkit convert {shell('imagefolder', top, 'DST', '--to', 'lmdb')}"
+            )
         return {**understood, **{name: str(field) for name, field in self.schema.items()}}
 
     def _lost_labels(self, images: Iterable[str]) -> list[str]:
@@ -410,6 +419,7 @@ def _next_to_images(seen: Overview) -> Iterator[Recognition]:
         for name in ("", *seen.folders(top)[:FOLDERS_TRIED])
     ]
     counts = Counter[str]()
+    parts = Counter[str]()
     images = 0
     shown = ""
     for folder in folders:
@@ -417,13 +427,20 @@ def _next_to_images(seen: Overview) -> Iterator[Recognition]:
         masks = [match for match in map(MASK_NAME.fullmatch, stems) if match]
         masks = [match for match in masks if match["image"] in stems]
         counts.update(match["suffix"] for match in masks)
+        masked = {match["image"] for match in masks}
+        others = stems.keys() - masked - {match[0] for match in masks}
+        named = [match for match in map(_PART.fullmatch, others) if match]
+        parts.update(match["suffix"] for match in named if match["image"] in masked)
         images += len(stems) - len(masks)
         if masks and not shown:
             shown = below(folder, stems[masks[0][0]])
-    if counts:
-        suffixes = [suffix + "?" * (count < images) for suffix, count in sorted(counts.items())]
-        words = ("--mask-suffix", ",".join(suffixes))
-        yield Recognition(f"masks such as {shown} next to their images", words=words)
+    for more in ([Counter[str](), parts] if parts else [parts]) if counts else ():
+        all_ = counts + more
+        left = images - more.total()
+        suffixes = [suffix + "?" * (count < left) for suffix, count in sorted(all_.items())]
+        evidence = f"masks such as {shown} next to their images"
+        evidence += f", also with {', '.join(sorted(more))}" * bool(more)
+        yield Recognition(evidence, words=("--mask-suffix", ",".join(suffixes)))
 
 
 def _in_siblings(seen: Overview) -> Iterator[Recognition]:

@@ -25,9 +25,11 @@ from shardkit.sources.images import has_image_suffix, open_at_once
 from shardkit.sources.inputs import SHARD_NUMBER
 from shardkit.system.files import as_name, as_text
 from shardkit.system.late import load
-from shardkit.system.text import shell
+from shardkit.system.text import name_list, shell
 
 _REFUSE_MISREAD = "shardkit.sources.table_layout:refuse_misread"
+
+_LISTS_OF_CLASSES = "shardkit.sources.table_layout:lists_of_classes"
 
 _REFUSE_PIXELS = "shardkit.sources.table_layout:refuse_pixels"
 
@@ -52,6 +54,9 @@ _NUMBERED = re.compile(r"([A-Za-z]+(?:[_ -][A-Za-z]+)*)[._ -]?\d+\.\w+")
 """The name of an image that starts with a word, and has a number."""
 
 _NAMES_TRIED = 1000
+
+_BOX = re.compile(rb"[0-9][0-9.]*([ ,\t]+[0-9][0-9.]*){3}")
+"""Four numbers in a row."""
 
 _PACKED = (".7z", ".rar", ".zip.001", ".7z.001")
 """Suffixes of archives that are not read."""
@@ -374,6 +379,18 @@ class Recognized(NamedTuple):
             self.kind, self.by._replace(evidence=evidence, inside=inside, words=tuple(words))
         )
 
+    def noted(self, seen: Overview) -> Recognized:
+        """Return the same, with the lists next to class folders in its evidence: they are lost."""
+        of_classes = self.kind == DEFAULT_SOURCE and seen.is_folder
+        lists = load(_LISTS_OF_CLASSES)(seen, self.by.inside) if of_classes else []
+        if not lists:
+            return self
+        has_boxes = [bool(_BOX.search(seen.ends(file))) for file in lists]
+        hints = ["--exclude FILE leaves out the images in one"] * (not all(has_boxes))
+        hints += ["boxes are read if they are exported as COCO, YOLO or VOC"] * any(has_boxes)
+        evidence = f"{self.by.evidence}, without {name_list(lists)} ({'; '.join(hints)})"
+        return Recognized(self.kind, self.by._replace(evidence=evidence))
+
     def arguments(self, source: str | Path) -> list[str]:
         """Return the arguments of ``shardkit convert`` up to the source."""
         return [self.kind, os.path.join(source, self.by.inside) if self.by.inside else str(source)]
@@ -426,7 +443,8 @@ def the_kinds(
     ``rest`` are the command's arguments after the source, for messages; ``only`` is the kind that
     the user has named, if any.
     """
-    kinds = [kind for kind in recognized(path) if only in ("", kind.kind)]
+    seen = Overview(path)
+    kinds = [kind.noted(seen) for kind in recognized(path) if only in ("", kind.kind)]
     certain = [kind for kind in kinds if kind.by.certain]
     if {kind.kind for kind in certain} == {DEFAULT_SOURCE} and "--classes" not in rest:
         for inside in {kind.by.inside for kind in certain} - {""}:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import product
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from shardkit.contracts import Recognition
@@ -97,7 +98,8 @@ def recognize_table(seen: Overview) -> Iterator[Recognition]:
             if file in _METADATA and b"file_name" in seen.ends(below(top, file))
         ]
         for file in of_hub:
-            yield Recognition(below(top, file), inside=below(top, file))
+            inside = below(top, file)
+            yield Recognition(inside, inside=inside, words=_words_of_hub(seen, inside))
         folders = _folders(seen, top)
         if seen.files(top, _SEPARATED):
             zips = (below(top, name) for name in seen.files(top, ".zip")[:_MOST_LISTS])
@@ -105,6 +107,19 @@ def recognize_table(seen: Overview) -> Iterator[Recognition]:
         for file in (*seen.files(top, _SEPARATED), *_lists(seen, top)) if folders else ():
             if not (file in of_hub or _NO_DATA.match(file)):
                 yield from _list_of(seen, below(top, file), folders)
+
+
+def _words_of_hub(seen: Overview, file: str) -> tuple[str, ...]:
+    """Return the options that keep what images without labels have, such as captions."""
+    header = (first_rows(seen.ends(file)[:_START], file) or [[]])[0]
+    if file.endswith(".jsonl"):
+        with suppress(ValueError):
+            header = [*json.loads(seen.ends(file)[:_START].partition(b"\n")[0])]
+    elif file.endswith(".parquet"):
+        return ()
+    others = [name for name in header if not name.endswith("file_name")]
+    kept = [_kept(name, [""]) for name in others] if not usual_label(others) else []
+    return ("--keep", ",".join(filter(None, kept))) if any(kept) else ()
 
 
 def _lists(seen: Overview, top: str) -> list[str]:
@@ -206,6 +221,12 @@ def not_classes(seen: Overview, top: str = "") -> Iterator[tuple[str, str]]:
         set[str]().union(*map(seen.folders, folders[:1])).intersection(*map(seen.folders, folders))
     )
     names = sorted(name for name in shared if not name.isdecimal())
+    if len(folders) > 1 and len(shared) == 1 and all(_has_one_image(seen, of) for of in folders):
+        links = f'ln -s "$(realpath {shell(seen.path / top)})"/*/{shell(*shared)}/* images'
+        yield (
+            f"{folders[0]}/ and {folders[1]}/ contain one image each, and may not be classes",
+            f"mkdir images; {links}; shardkit convert imagefolder images DST --to lmdb",
+        )
     if len(folders) < 2 or len(names) < 2 or any(map(seen.images, folders)):
         return
     first, second = folders[:2]
@@ -219,12 +240,38 @@ def not_classes(seen: Overview, top: str = "") -> Iterator[tuple[str, str]]:
             'ln -s "$(realpath "$d")" "$s/$(basename "$(dirname "$d")")"; done; '
             "shardkit convert sorted DST --to lmdb"
         )
+    elif (
+        masks
+        and images
+        and len(seen.images(below(first, masks[0]))) > len(seen.images(below(first, images[0])))
+    ):
+        way = _way_of_instances(seen.path / top, images[0], masks[0])
     else:
         way = _one_by_one(seen, folders[:2], "pairs" if masks and images else "imagefolder")
     yield (
         f"{first}/ and {second}/ contain the same folders ({name_list(names)}), which may not be "
         "classes",
         way,
+    )
+
+
+def _has_one_image(seen: Overview, folder: str) -> bool:
+    """Return whether a folder has only a folder of one image."""
+    inner = _inner(seen, folder)
+    return len(inner) == 1 and not seen.images(folder) and len(seen.images(inner[0])) == 1
+
+
+def _way_of_instances(top: Path, images: str, masks: str) -> str:
+    """Return the command for folders of an image and a mask of each object: one mask of numbers."""
+    mask = (
+        "numpy.max([number * (numpy.asarray(Image.open(file).convert('L')) > 0) "
+        f"for number, file in enumerate(sorted(folder.glob('{masks}/*')), 1)], 0).astype('uint16')"
+    )
+    sample = f"{{'image': next(folder.glob('{images}/*')), 'mask': {mask}}}"
+    return _python(
+        "import numpy, pathlib, shardkit; from PIL import Image; shardkit.convert("
+        f"[{sample} for folder in sorted(pathlib.Path({str(top)!r}).iterdir())], "
+        "'DST', to='lmdb', schema={'mask': 'mask'})"
     )
 
 
@@ -275,6 +322,24 @@ def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
                     file,
                     ", and ".join([way, *(f"shardkit convert {o} --to lmdb" for o in others)]),
                 )
+
+
+def lists_of_classes(seen: Overview, inside: str) -> list[str]:
+    """Return the texts next to class folders that name several of their images by path."""
+    folders = _inner(seen, inside)
+    names = {
+        f"{PurePath(folder).name}/{_stem(image)}".encode("utf-8", "replace")
+        for folder in folders[:_MOST_LISTS]
+        for image in seen.images(folder)[:_MOST_LISTS]
+    }
+    tops = dict.fromkeys([inside, inside.rpartition("/")[0], "", *_beside(seen)])
+    files = [
+        below(top, name)
+        for top in tops
+        if names and top not in folders
+        for name in seen.files(top, (*_TEXTS, *_SEPARATED))[:_MOST_LISTS]
+    ]
+    return [file for file in files if sum(map(seen.ends(file).__contains__, names)) >= _FEW]
 
 
 def _lists_of_shards(seen: Overview, top: str) -> Iterator[tuple[str, str]]:
@@ -447,7 +512,9 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
             words += ["--box-labels", label] * bool(label)
         if label and not (boxes and is_repeated):
             splits = [*filter(is_split_name, seen.folders())]
-            words += ["--labels" if is_repeated else "--label", label]
+            pairs = {*zip(columns[column], columns[label], strict=False)}
+            is_one = len(pairs) == len({*columns[column]})
+            words += ["--label" if is_one else "--labels", label]
             words += _classes(seen, columns[label], splits)
         elif not boxes:
             ones = [] if is_repeated else ones

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import jpeg, make_tree, run_main
+from helpers import encoded, jpeg, make_tree, png, run_main
+from PIL import Image
 from refusals import refused, refuses
 
 from shardkit import convert, open_dataset
@@ -181,6 +182,12 @@ def test_several_rows_of_labels_are_several_labels() -> None:
     }
 
 
+def test_rows_that_repeat_a_label_are_one_label() -> None:
+    table = b"image,label\n1.jpg,cat\n1.jpg,cat\n2.jpg,dog\n"
+    out = made({"images/1.jpg": JPEG, "images/2.jpg": JPEG, "labels.csv": table})
+    assert labels(out) == {"1.jpg": "cat", "2.jpg": "dog"}
+
+
 def test_rows_that_contradict_each_other_are_bad() -> None:
     table = b"image,label,age\n1.jpg,cat,3\n1.jpg,dog,3\n2.jpg,dog,4\n2.jpg,dog,4\n"
     make_tree(Path("src"), {"1.jpg": JPEG, "2.jpg": JPEG, "labels.csv": table})
@@ -276,3 +283,96 @@ def test_a_negative_label_in_python_is_stated_as_none() -> None:
         convert([(image, -1)], "OUT", to="lmdb")
     convert([(image, 1), (image, None)], "OUT", to="lmdb")
     assert sorted(open_dataset("OUT").targets) == [-1, 1]
+
+
+def test_lists_next_to_class_folders_are_named() -> None:
+    """As in Food-101, whose lists select the splits."""
+    names = [f"{name}/{n}" for name in ("pie", "ribs") for n in (1, 2)]
+    files = {f"food/images/{name}.jpg": JPEG for name in names}
+    files |= {"food/meta/train.txt": b"pie/1\nribs/1\n", "food/meta/test.txt": b"pie/2\nribs/2\n"}
+    files["food/README.txt"] = b"pie/1 is a pie"
+    source = make_tree(Path("src"), files)
+    done = run_main("convert", source, "OUT", "--to", "lmdb")
+    (line,) = (text for text in done.stdout.splitlines() if text.startswith("read as"))
+    assert "without food/meta/test.txt, food/meta/train.txt (--exclude FILE" in line
+    words = ("--to", "lmdb", "--exclude", source / "food/meta/test.txt")
+    assert run_main("convert", "imagefolder", source / "food/images", "A", *words).returncode == 0
+    assert labels(Path("A")) == {"pie/1.jpg": "pie", "ribs/1.jpg": "ribs"}
+
+
+def test_boxes_in_lists_are_named() -> None:
+    """As in WIDER FACE."""
+    files = {
+        f"WIDER_{split}/images/{event}/{split}_{n}.jpg": JPEG
+        for split in ("train", "val")
+        for event in ("0--Parade", "1--Dancing")
+        for n in (1, 2)
+    }
+    for split in ("train", "val"):
+        rows = [f"{event}/{split}_1.jpg\n1\n1 2 3 4 0 0\n" for event in ("0--Parade", "1--Dancing")]
+        files[f"wider_face_split/wider_face_{split}_bbx_gt.txt"] = "".join(rows).encode()
+    source = make_tree(Path("src"), files)
+    facts = ("wider_face_train_bbx_gt.txt (boxes", "COCO", "wider_face_val_bbx_gt.txt")
+    refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=facts)
+
+
+def test_a_mask_of_each_object_becomes_one_mask() -> None:
+    """As in the Data Science Bowl 2018."""
+    for name in ("00ae", "01bf"):
+        files = {f"{name}/images/{name}.png": png(width=4, height=2)}
+        for number, column in enumerate((1, 3), 1):
+            mask = np.zeros((2, 4), np.uint8)
+            mask[:, column] = 255
+            files[f"{name}/masks/{number}.png"] = encoded(Image.fromarray(mask), "PNG")
+        source = make_tree(Path("train"), files)
+    done = refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=("masks", "--classes"))
+    run_way(done.stderr)
+    masks = values(Path("DST"), "mask")
+    assert len(masks) == 2
+    assert {tuple(map(int, row)) for mask in masks.values() for row in np.asarray(mask)} == {
+        (0, 1, 0, 2)
+    }
+
+
+def test_a_folder_for_each_image_is_no_class() -> None:
+    """As in the test set of the Data Science Bowl 2018."""
+    files = {f"{name}/images/{name}.png": png() for name in ("0aa", "0bb")}
+    source = make_tree(Path("test"), files)
+    facts = ("one image each", "--classes")
+    done = refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=facts)
+    run_way(done.stderr)
+    assert {*open_dataset("DST").paths} == {"0aa.png", "0bb.png"}
+    assert [*open_dataset("DST").targets] == [-1, -1]
+
+
+def test_other_masks_next_to_an_image_are_no_images() -> None:
+    """As the parts of ADE20K."""
+    files = {
+        f"{room}/ADE_1{end}.png": png(mode="L") for room in "ab" for end in ("", "_seg", "_parts_1")
+    }
+    source = make_tree(Path("src"), files)
+    facts = ("--mask-suffix '_seg?'", "--mask-suffix _parts_1,_seg")
+    refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=facts)
+    words = ("--to", "lmdb", "--mask-suffix", "_parts_1,_seg")
+    assert run_main("convert", "pairs", source, "OUT", *words).returncode == 0
+    assert labels(Path("OUT")) == {"a/ADE_1.png": "a", "b/ADE_1.png": "b"}
+
+
+def test_captions_of_the_hub_are_kept() -> None:
+    rows = b'{"file_name": "1.jpg", "text": "a cat"}\n{"file_name": "2.jpg", "text": "a dog"}\n'
+    out = made({"train/1.jpg": JPEG, "train/2.jpg": JPEG, "train/metadata.jsonl": rows})
+    assert values(out, "text") == {"1.jpg": "a cat", "2.jpg": "a dog"}
+
+
+def test_classes_next_to_masks_are_noted() -> None:
+    """As in CUB-200 with its segmentations."""
+    files = {
+        f"{top}/{bird}/1.{end}": content
+        for top, end, content in (("images", "jpg", JPEG), ("segmentations", "png", png(mode="L")))
+        for bird in ("001.Auk", "002.Jay")
+    }
+    source = make_tree(Path("src"), files)
+    done = run_main("convert", source, "OUT", "--to", "lmdb")
+    way = done.stdout.split("to read them, run shardkit ")[1].splitlines()[0]
+    assert run_main(*shlex.split(way)).returncode == 0
+    assert open_dataset("DST").classes == ["001.Auk", "002.Jay"]

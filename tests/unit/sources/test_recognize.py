@@ -117,7 +117,7 @@ OTHERS: dict[str, tuple[dict[str, bytes], str]] = {
     ),
     "metadata of Hugging Face": (
         {"1.jpg": JPEG, "metadata.csv": b"file_name,text\n1.jpg,a cat"},
-        "table SRC/metadata.csv",
+        "table SRC/metadata.csv --keep 'text?'",
     ),
     "a folder around YOLO": (
         {"coco8/images/train/1.jpg": JPEG, "coco8/labels/train/1.txt": LABEL, "coco8.txt": b"x"},
