@@ -205,6 +205,17 @@ def test_default_collate_returns_a_list_of_views(path: Path) -> None:
     assert batches == expected(path, 0, ("image", "label"))
 
 
+def test_views_without_an_operation_share_no_memory(path: Path) -> None:
+    dataset = open_dataset(path, decode="torch", fields=["image"])
+    batches = make_loader(dataset, 3, views=2, num_workers=0, collate_fn=list)
+    pairs = itertools.chain.from_iterable(zip(*batch, strict=True) for batch in batches)
+    for row, ((first,), (second,)) in enumerate(pairs):
+        (expected,) = dataset[row]
+        first.zero_()
+        assert torch.equal(second, expected)
+        assert expected.any()
+
+
 def test_one_operation_is_a_tuple_of_one(path: Path) -> None:
     plain = loaded(opened(path, decode=LARGE), views=1)
 
