@@ -18,6 +18,7 @@ from shardkit.system.numbers import significant
 from shardkit.system.text import (
     amount,
     as_command,
+    fault,
     name_list,
     printable,
     quoted,
@@ -193,3 +194,11 @@ def test_file_urls_are_local_paths() -> None:
     assert as_local("file:///a%20b/c") == "/a b/c"
     assert as_local("file:/data") == "/data"
     assert as_local("file:name") == "file:name"
+
+
+def test_a_fault_in_a_file_is_a_sentence() -> None:
+    assert fault(KeyError("width")) == "'width' is missing"
+    assert fault(FileNotFoundError(2, "No such file or directory", "x")) == (
+        "No such file or directory"
+    )
+    assert fault(ValueError("it is not a JSON object")) == "it is not a JSON object"
