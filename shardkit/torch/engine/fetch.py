@@ -16,7 +16,7 @@ from shardkit.errors import UsageError
 from shardkit.sampling.order import Draws, derive_key, sample_number
 from shardkit.torch.data import nested
 from shardkit.torch.data.batch_rows import describe_row
-from shardkit.torch.data.collate import BatchView
+from shardkit.torch.data.collate import BatchView, collate
 from shardkit.torch.data.datasets import ShardDataset
 from shardkit.torch.data.ops import ImageOp
 from shardkit.torch.data.read_context import (
@@ -132,7 +132,7 @@ class Fetch:
             for request in group:
                 start = stop
                 stop = stop + len(request.rows)
-                if alone:
+                if alone and self.collate is not collate:
                     _GlobalGenerators(request).seed_for_collate()
                 with reading(context):
                     batch = self.collate(samples.span(start, stop))
@@ -182,7 +182,7 @@ class Fetch:
         context: ReadContext,
     ) -> Any:
         in_order = samples[0] if len(portions) == 1 else nested.in_order(portions, samples)
-        if context.alone:
+        if context.alone and self.collate is not collate:
             _GlobalGenerators(request).seed_for_collate()
         # The context is set again, since the rows of each portion have set their own.
         with reading(context):
@@ -301,7 +301,7 @@ def _read_portion(
     positions = portion.positions
     rows = NumberedRows(portion.rows, context._replace(repeats=_repeats(portion, request)))
     if _reads_batches(dataset):
-        if generators is not None:
+        if generators is not None and not _reads_together(dataset):
             generators.seed_for_sample(positions[0])
         return cast(Sequence[Any], dataset.__getitems__(rows))
     samples = []

@@ -89,6 +89,23 @@ def test_a_collate_function_draws_the_same_for_any_number_of_batches_at_once(ima
         assert torch.cat(list(together)).tolist() == torch.cat(list(alone)).tolist()
 
 
+@pytest.mark.parametrize("prefetch", [None, 1], ids=["read at once", "read one by one"])
+def test_global_generators_are_seeded_only_for_what_may_use_them(
+    images: Path, monkeypatch: pytest.MonkeyPatch, prefetch: int | None
+) -> None:
+    def refuse(bits: int) -> None:
+        raise OverflowError("seeded")
+
+    monkeypatch.setattr(fetch, "seed_globals", refuse)
+    with closing(in_workers(images, prefetch_factor=prefetch)) as loader:
+        assert len(list(loader)) == ROWS // BATCH
+    with (
+        closing(in_workers(images, prefetch_factor=prefetch, collate_fn=drawn)) as loader,
+        pytest.raises(OverflowError, match="seeded"),
+    ):
+        list(loader)
+
+
 @pytest.mark.parametrize(
     ("free", "prefetch", "expected"),
     [
