@@ -24,6 +24,7 @@ from shardkit.dataset.index_builder import (
 from shardkit.formats.ranges import RangeReader
 from shardkit.formats.table import Table
 from shardkit.kinds.column import Column, presence
+from shardkit.kinds.field import Schema
 from shardkit.record import META_FIELD, STORED_KINDS, Record, checksums, image_kind
 from shardkit.system import compiled
 
@@ -31,6 +32,9 @@ _LEAST_WINDOW = 1 << 16
 _MOST_TIMES = 4
 """Records are read at once from a part of a shard of up to these bytes, plus so many times theirs:
 tar files have a header of 512 bytes before each field."""
+
+_MOST_METADATA = 1 << 22
+"""Bytes of metadata that are parsed at once: parsed, they take ten times the memory."""
 
 _PARSE = json.JSONDecoder().raw_decode
 
@@ -58,8 +62,9 @@ def index_others(
     """
     known: Known = np.ones(len(derived.keys), np.bool_)
     metas: Sequence[Mapping[str, Any]] = ()
-    window = window if window.content else _window(records, table) or window
     schema = records.schema
+    if not window.content:
+        window = _window(records, _small(table, derived, schema)) or window
     if not compiled.is_available() or any(schema[name].type.is_picture for name in derived.entries):
         return ~known
     try:
@@ -89,6 +94,13 @@ def index_others(
     return known
 
 
+def _small(table: Table, derived: IndexedRecords, schema: Schema) -> Table:
+    """Return the table of small fields alone: those with metadata and values of columns."""
+    stored = {META_FIELD, *(schema[name].stored_name(name) for name in derived.values)}
+    columns = [number for number, name in enumerate(table.names) if name in stored]
+    return table._replace(offsets=table.offsets[:, columns], lengths=table.lengths[:, columns])
+
+
 def _parse_metadata(
     records: ShardRecords,
     table: Table,
@@ -97,7 +109,10 @@ def _parse_metadata(
     derived: IndexedRecords,
 ) -> Sequence[Mapping[str, Any]]:
     """Return the metadata of all records, and fill in paths and sizes of images."""
-    contents = _contents(records, _only(table, META_FIELD), window)
+    alone = _only(table, META_FIELD)
+    if alone.lengths.sum() > _MOST_METADATA:
+        raise ValueError("the metadata are too large")
+    contents = _contents(records, alone, window)
     metas = [*map(_parse_object, contents.values())]
     derived.paths[:] = map(path_in, metas)
     if len(metas) < len(table.ends):

@@ -15,8 +15,9 @@ import pytest
 from refusals import refused
 
 from shardkit.contracts import Format, Range, ShardSpec
+from shardkit.dataset import other_fields
 from shardkit.dataset.index import checksum
-from shardkit.dataset.index_builder import index_shard, open_records
+from shardkit.dataset.index_builder import ShardRecords, index_shard, open_records
 from shardkit.errors import CorruptShard
 from shardkit.formats.lmdb import LmdbReader
 from shardkit.formats.ranges import RangeReader, reads_its_ranges
@@ -123,6 +124,30 @@ def test_values_of_records_become_columns(storage: Format, tmp_path: Path, width
     assert (cap.values.tobytes(), mix.present) == (b"plain\xe6\xbc\xa2", None)
     present = [column.present.tolist() for column in (ok, whole, cap) if column.present is not None]
     assert present == [[1, 0, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1]]
+
+
+def test_images_next_to_small_values_are_not_held_in_memory(
+    storage: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = {"image": Field("image"), "mix": Field("number", "float64"), "cap": Field("text")}
+    writer = storage.write(tmp_path / "shard", ShardSpec(meta={"schema": describe_schema(schema)}))
+    for number in range(4):
+        fields = {"json": METAS[0], "png": bytes(1 << 20), "cap.txt": b"text"}
+        writer.write(Record(f"{number}", fields))
+    writer.close()
+    sizes = []
+
+    def at(records: ShardRecords, offset: int, length: int) -> bytes:
+        sizes.append(length)
+        return read_at(records, offset, length)
+
+    read_at = ShardRecords.at
+    monkeypatch.setattr(ShardRecords, "at", at)
+    assert index_shard(storage, tmp_path / "shard").columns["mix"].values.tolist() == [1] * 4
+    assert max(sizes, default=0) < 1 << 20
+    monkeypatch.setattr(other_fields, "_MOST_METADATA", 4 * len(METAS[0]) - 1)
+    with open_records(storage, tmp_path / "shard") as opened:
+        assert not opened.index_known(range(4))[0].any()
 
 
 ODD: Sequence[tuple[str, Any]] = (
