@@ -61,18 +61,16 @@ def split_command(
     out = options.out
     to = options.to
     out = out or dataset.with_name(f"{dataset.resolve().name}-split")
-    if (out / (MANIFEST_NAME if to is None else "train.txt")).exists():
-        content = "datasets" if to is None else "lists"
+    if to is None and out.resolve().is_relative_to(dataset.resolve()):
         raise UsageError(
-            f"{out} contains the {content} of another split;", remedy="choose a folder with --out"
+            f"{out} is the dataset, or inside it;", remedy="choose another folder with --out"
         )
+    if (out / (MANIFEST_NAME if to is None else "train.txt")).exists():
+        content = "a dataset" if to is None else "lists of rows"
+        raise UsageError(f"{out} contains {content};", remedy="choose another folder with --out")
     division = vars(rule) | vars(more)
     rows = split(dataset, **division)
     if to is None:
-        if out.resolve().is_relative_to(dataset.resolve()):
-            raise UsageError(
-                f"{out} is inside the dataset;", remedy="choose another folder with --out"
-            )
         paths = save_rows(rows, dataset, out, force=options.force)
     else:
         paths = {name: out / name for name in rows}

@@ -216,9 +216,14 @@ def test_lists_select_rows_again(photos: Path, tmp_path: Path) -> None:
     told = run_main("split", place, "--val", 0.3, "--to", "hdf5", "--out", tmp_path / "two")
     assert told.returncode == 0, told.stderr
     assert verify(tmp_path / "two", against=place).findings == []
-    for others, option in (("two", ()), ("whole-split", ("--to", "lmdb"))):
+    for others, fact, option in (
+        ("two", "contains a dataset;", ()),
+        ("whole-split", "contains lists of rows;", ("--to", "lmdb")),
+        ("whole", "is the dataset, or inside it;", ()),
+        ("whole/lists", "is the dataset, or inside it;", ()),
+    ):
         both = invoke("split", place, "--val", 0.3, "--out", tmp_path / others, *option)
-        assert "of another split; choose a folder with --out" in str(both.exception)
+        assert f"{others} {fact} choose another folder with --out" in str(both.exception)
 
 
 @pytest.mark.parametrize(
