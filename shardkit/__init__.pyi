@@ -380,7 +380,8 @@ class ShardDataModule(_ShardDataModule):
 
     Lightning's checkpoints include the training loader's state, and ``trainer.fit(ckpt_path=...)``
     resumes with exactly the next batch. The rank comes from the trainer's process group. Lightning
-    does not change the loaders, since they are not PyTorch DataLoaders.
+    does not change the loaders, since they are not PyTorch DataLoaders. With ``overfit_batches``,
+    each epoch reads the first batches of the first epoch.
 
     Raises:
         UsageError: If a dataset is missing, an option is unknown, or options contradict each other.

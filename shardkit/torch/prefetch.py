@@ -102,8 +102,9 @@ class DevicePrefetcher:
     used after the work that is then queued on the current stream. On other devices, or if the
     loader holds its dataset there (``resident="cuda"``), it moves a batch on request.
 
-    ``len``, ``set_epoch``, ``epoch`` and state are those of the loader. The state describes the
-    position after the last batch yielded, although the loader is one batch ahead.
+    ``len``, ``dataset``, ``batch_size``, ``set_epoch``, ``epoch`` and state are those of the
+    loader. The state describes the position after the last batch yielded, although the loader is
+    one batch ahead.
     """
 
     def __init__(
@@ -138,6 +139,20 @@ class DevicePrefetcher:
 
     def __len__(self) -> int:
         return len(self.loader)
+
+    def __repr__(self) -> str:
+        return f"DevicePrefetcher({self.loader!r}, {str(self.device)!r})"
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset of the loader."""
+        return self.loader.dataset
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size of the loader."""
+        size: int | None = self.loader.batch_size
+        return size
 
     def __iter__(self) -> Iterator[Any]:
         is_copied = getattr(getattr(self.loader, "options", None), "resident", None) != "cuda"

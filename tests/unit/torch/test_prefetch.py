@@ -282,6 +282,9 @@ def test_a_state_loaded_after_an_abandoned_loop_takes_effect(root: Path, device:
 def test_length_and_epoch_come_from_the_loader(root: Path, device: str) -> None:
     prefetcher, plain = DevicePrefetcher(loader_of(root), device), loader_of(root)
     assert len(prefetcher) == len(plain) == 6
+    assert len(prefetcher.dataset) == len(plain.dataset)
+    assert prefetcher.batch_size == plain.batch_size
+    assert repr(prefetcher.loader) in repr(prefetcher)
     assert prefetcher.epoch == 0
     list(prefetcher)
     assert prefetcher.epoch == 1
