@@ -420,6 +420,8 @@ def recognized(path: str | Path | Overview) -> list[Recognized]:
             kinds += [Recognized(name, by) for by in (recognize(overview) if recognize else ())]
     if datasets := [kind for kind in kinds if kind.kind == DATASET]:
         return datasets  # its shards are files of other kinds, too
+    if _only_archives(kinds):
+        return sorted(kinds, key=lambda kind: not kind.by.certain)
     is_other = any(map(_is_certainly_other, kinds))
     folder = None if is_other else _folder_inside(overview)
     inner = recognized(overview.inner(folder)) if folder else []
@@ -429,6 +431,11 @@ def recognized(path: str | Path | Overview) -> list[Recognized]:
     if is_other:
         kinds += [Recognized(DEFAULT_SOURCE, by) for by in _classes_beside(overview, kinds)]
     return sorted(kinds, key=lambda kind: not kind.by.certain)
+
+
+def _only_archives(kinds: Iterable[Recognized]) -> bool:
+    """Return whether only tar archives are next to folders of images, as in ImageNet's folder."""
+    return {kind.kind for kind in kinds if kind.by.certain} == {DEFAULT_SOURCE, "webdataset"}
 
 
 def _is_certainly_other(kind: Recognized) -> bool:
@@ -547,9 +554,11 @@ def refuse_other_kinds(path: str | Path, rest: Sequence[str], *, splits: bool = 
     The message has the command of that kind; ``rest`` are the arguments after the source. If
     ``splits``, the user says that the folders are splits, not a wrapper of the classes.
     """
+    found = recognized(path)
     kinds = [
         kind
-        for kind in recognized(path)
+        for kind in found
+        if not (_only_archives(found) and kind.kind != DEFAULT_SOURCE)
         if (kind.by.inside and not splits if kind.kind == DEFAULT_SOURCE else kind.by.certain)
         if kind.kind != DATASET  # it has no images, which the source says
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -376,3 +377,15 @@ def test_classes_next_to_masks_are_noted() -> None:
     way = done.stdout.split("to read them, run shardkit ")[1].splitlines()[0]
     assert run_main(*shlex.split(way)).returncode == 0
     assert open_dataset("DST").classes == ["001.Auk", "002.Jay"]
+
+
+def test_archives_next_to_folders_of_images_need_a_choice() -> None:
+    """As ImageNet with its development kit, and Caltech 101 in a folder."""
+    files = {f"{split}/{name}/1.jpg": JPEG for split in ("train", "val") for name in "ab"}
+    source = make_tree(Path("src"), files)
+    with tarfile.open(source / "devkit.tar", "w"):
+        pass
+    facts = ("imagefolder src OUT/imagefolder", "webdataset src OUT/webdataset")
+    refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=facts)
+    assert run_main("convert", "imagefolder", source, "OUT", "--to", "lmdb").returncode == 0
+    assert labels(Path("OUT/val")) == {"a/1.jpg": "a", "b/1.jpg": "b"}
