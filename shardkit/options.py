@@ -389,10 +389,10 @@ def _groups(kind: type[Any]) -> dict[str, type[Any]]:
 def _way(kinds: Iterable[type[Any]], names: Iterable[str], known: Iterable[str]) -> str:
     """Return the end of a message: the replacement for an unknown option, or a similar name."""
     ways = {name: way for kind in kinds for name, way in getattr(kind, "INSTEAD", {}).items()}
-    unknown = [name for name in names if name not in known]
-    ends = [f": {ways[name]}" for name in unknown if name in ways]
-    close = [match for name in unknown for match in get_close_matches(name, known, 1)]
-    return [*ends, *(f". Did you mean {match}?" for match in close), ""][0]
+    unknown = next((name for name in names if name not in known), "")
+    if unknown in ways:
+        return f": {ways[unknown]}"
+    return "".join(f". Did you mean {name}?" for name in get_close_matches(unknown, known, 1))
 
 
 def _build(kind: type[_Type], keywords: Mapping[str, Any]) -> _Type:

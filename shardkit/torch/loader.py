@@ -285,8 +285,5 @@ def _warn_of_threads(engine: str, problem: str, *, stacklevel: int) -> None:
     """Warn that threads are used instead; in a helper they differ only in speed."""
     message = f"using threads, because {problem}"
     if engine == "process":
-        message += (
-            "; in threads a transform without shardkit.with_rng does not draw repeatable random "
-            "numbers"
-        )
+        message += "; in threads, a transform without shardkit.with_rng is not repeatable"
     warnings.warn(message, RuntimeWarning, stacklevel=stacklevel)
