@@ -237,7 +237,7 @@ class TableValues(FieldValues):
 
     def _texts_of(self, kept: Kept, batch: Sequence[tuple[int, Any]]) -> list[str]:
         """Return the JSON of a column of valid texts, in a tenth of the time; else nothing."""
-        if kept.pointer is not None or kept.name == LABEL or kept.kind not in (None, "text"):
+        if kept.pointer is not None or kept.name == LABEL or not kept.may_be_text:
             return []
         texts = [row.get(kept.source) for _, row in batch]
         try:
@@ -265,7 +265,7 @@ class TableValues(FieldValues):
 
     def _value_of(self, row: Mapping[str, Any], kept: Kept) -> Any:
         value = cell(row, kept, self._text)
-        if value is None or (value == "" and kept.kind not in (None, "text")):
+        if value is None or (value == "" and not kept.may_be_text):
             if not kept.optional:
                 raise BadImage(f"it has no {kept.source}; to allow this, write {kept.source}?")
             return None

@@ -40,6 +40,11 @@ class Kept(NamedTuple):
         kind = f":{self.kind}" if self.kind else ""
         return f"{self.name}={self.source}{pointer}{kind}{'?' * self.optional}"
 
+    @property
+    def may_be_text(self) -> bool:
+        """Whether its values may be texts, even empty ones."""
+        return self.kind in (None, "text")
+
     def field(self, kind: str) -> Field:
         """Return the field, of a kind if the user gave none."""
         kind = self.kind or kind

@@ -676,7 +676,7 @@ def _list(value: Any, where: str) -> list[Any]:
 
 def _is_there(kept: Kept, value: object) -> bool:
     """Return whether a row has a value; an empty text is one if the field may be a text."""
-    if value is None or (value == "" and (kept.optional or kept.kind not in (None, "text"))):
+    if value is None or (value == "" and (kept.optional or not kept.may_be_text)):
         if kept.optional:
             return False
         raise BadImage(f"it has no {_name(kept)}; to allow this, write {kept.source}?")
