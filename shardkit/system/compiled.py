@@ -43,6 +43,12 @@ def is_available() -> bool:
     return native.module() is not None
 
 
+def _call(name: str, *arguments: object) -> Any:
+    """Return the result of a function of the module; None without the module."""
+    compiled = native.module()
+    return None if compiled is None else getattr(compiled, name)(*arguments)
+
+
 # ---- Reading a batch ----
 
 
@@ -200,8 +206,7 @@ def map_file(descriptor: int, size: int) -> Any | None:
     Python must not touch the pages: if the file is truncated, they raise SIGBUS. The module touches
     them in a helper process (``native/copy.c``).
     """
-    compiled = native.module()
-    return None if compiled is None else compiled.map_file(descriptor, size)
+    return _call("map_file", descriptor, size)
 
 
 def survey(
@@ -214,11 +219,8 @@ def survey(
     width and height of raw pixels. The returned width and height are 0 if they differ. None if any
     entry is damaged or unusual.
     """
-    compiled = native.module()
-    if compiled is None:
-        return None
     usual: tuple[int, int, int, int] | None
-    usual = compiled.survey(entries, sizes, kinds, *size, most_pixels)
+    usual = _call("survey", entries, sizes, kinds, *size, most_pixels)
     return usual
 
 
@@ -243,14 +245,11 @@ def resize(
     Pixels are uint8 of shape (height, width, 3). The box is left, top, right and bottom, inside the
     image; ``size`` is height and width, and ``filter_`` one of `FILTERS`.
     """
-    compiled = native.module()
-    if compiled is None:
-        return None
     height, width = pixels.shape[:2]
     out = np.empty((*size, 3), np.uint8)
     options = FILTERS.index(filter_), TALL_FIRST
     pixels = np.ascontiguousarray(pixels)
-    scaled = compiled.resize(pixels, width, height, box, out, size[1], size[0], *options)
+    scaled = _call("resize", pixels, width, height, box, out, size[1], size[0], *options)
     return out if scaled else None
 
 
@@ -262,10 +261,7 @@ def finish_planes(
     The header of the record (see `shardkit.codecs.planes`) must state ``size``, width and height.
     The region is left, top, width and height; ``out`` is uint8 of shape (height, width, 3).
     """
-    compiled = native.module()
-    if compiled is None or not out.flags.c_contiguous:
-        return False
-    return bool(compiled.finish_planes(record, *size, region, out))
+    return out.flags.c_contiguous and bool(_call("finish_planes", record, *size, region, out))
 
 
 def draw_crops(
@@ -282,14 +278,11 @@ def draw_crops(
     image, ``ratio`` that of width divided by height, and ``flip`` the probability of a horizontal
     flip.
     """
-    compiled = native.module()
-    if compiled is None:
-        return None
     key, numbers = draws
     logs = math.log(ratio[0]), math.log(ratio[1])
     crops = np.empty((len(numbers), CROP_NUMBERS), np.int32)
     ranges = tuple(scale), tuple(ratio), logs, flip
-    return crops if compiled.draw_crops(key, numbers, *sizes, *ranges, crops) else None
+    return crops if _call("draw_crops", key, numbers, *sizes, *ranges, crops) else None
 
 
 def decode_png(data: Bytes, background: tuple[int, int, int] | None) -> npt.NDArray[Any] | None:
@@ -298,9 +291,7 @@ def decode_png(data: Bytes, background: tuple[int, int, int] | None) -> npt.NDAr
     Return uint8 of shape (height, width, 3), with ``background`` under transparent pixels; if that
     is None, values as they are stored, perhaps uint16. None if it did nothing.
     """
-    compiled = native.module()
-    ground = bytes(background or ())
-    decoded = None if compiled is None else compiled.decode_png(data, ground, False)
+    decoded = _call("decode_png", data, bytes(background or ()), False)
     if decoded is None:
         return None
     height, width, channels, content = decoded
@@ -315,8 +306,7 @@ def decode_png16(data: Bytes) -> npt.NDArray[np.uint16] | None:
     Return uint16 of shape (height, width, channels): 1 for gray, 2 with alpha, 3 for RGB, 4 with
     alpha, and no color is transparent. None if it did nothing, as for PNGs of fewer bits.
     """
-    compiled = native.module()
-    decoded = None if compiled is None else compiled.decode_png(data, b"", True)
+    decoded = _call("decode_png", data, b"", True)
     if decoded is None:
         return None
     height, width, channels, content = decoded
@@ -336,17 +326,13 @@ Waves = npt.NDArray[np.int16]
 
 def inspect_jpeg(data: bytes) -> tuple[int, int] | None:
     """Return width and height of a JPEG without EXIF data and further frames."""
-    compiled = native.module()
-    if compiled is None:
-        return None
-    size: tuple[int, int] | None = compiled.inspect_jpeg(data)
+    size: tuple[int, int] | None = _call("inspect_jpeg", data)
     return size
 
 
 def jpeg_decodes(data: bytes) -> bool:
     """Return whether a JPEG certainly decodes without a warning; False means unknown."""
-    compiled = native.module()
-    return compiled is not None and bool(compiled.jpeg_decodes(data))
+    return bool(_call("jpeg_decodes", data))
 
 
 def jpeg_header(data: Bytes) -> tuple[int, int, int] | str | None:
@@ -354,10 +340,7 @@ def jpeg_header(data: Bytes) -> tuple[int, int, int] | str | None:
 
     None without the module.
     """
-    compiled = native.module()
-    if compiled is None:
-        return None
-    header: tuple[int, int, int] | str = compiled.jpeg_header(data)
+    header: tuple[int, int, int] | str | None = _call("jpeg_header", data)
     return header
 
 
@@ -384,23 +367,17 @@ def scale_jpeg(
     shape (height, width, 3); None if it has a warning or another size, is CMYK, or must be scaled
     down before it is scaled across.
     """
-    compiled = native.module()
-    if compiled is None:
-        return None
     box = 0.0, 0.0, size[0] * eighths / 8, size[1] * eighths / 8
     out = np.empty((to[1], to[0], 3), np.uint8)
     options = FILTERS.index(filter_), TALL_FIRST
-    return out if compiled.scale_jpeg(data, *size, eighths, box, out, *to, *options) else None
+    return out if _call("scale_jpeg", data, *size, eighths, box, out, *to, *options) else None
 
 
 def encode_jpeg(pixels: Pixels, quality: int) -> bytes | None:
     """Encode pixels of shape (height, width, channels), 1 or 3, as Pillow does; or return None."""
-    compiled = native.module()
-    if compiled is None:
-        return None
     height, width, channels = pixels.shape
     pixels = np.ascontiguousarray(pixels)
-    encoded: bytes | None = compiled.encode_jpeg(pixels, width, height, channels, quality)
+    encoded: bytes | None = _call("encode_jpeg", pixels, width, height, channels, quality)
     return encoded
 
 
@@ -409,10 +386,7 @@ def jpeg_planes(data: bytes) -> tuple[int, int, int, bytes] | None:
 
     None if it has a warning or no such planes, or without the module.
     """
-    compiled = native.module()
-    if compiled is None:
-        return None
-    planes: tuple[int, int, int, bytes] | None = compiled.jpeg_planes(data)
+    planes: tuple[int, int, int, bytes] | None = _call("jpeg_planes", data)
     return planes
 
 
@@ -480,21 +454,16 @@ def read_files(
     paths: Sequence[bytes], stats: tuple[Integers, Integers], head: bytes
 ) -> list[bytes | None]:
     """Return what follows ``head`` in files, None for each that is left; see `read_images`."""
-    compiled = native.module()
-    if compiled is None:
-        return [None] * len(paths)
-    contents: list[bytes | None]
-    contents = compiled.read_files(paths, *stats, head, np.zeros(len(paths), np.uint8))
-    return contents
+    codes = np.zeros(len(paths), np.uint8)
+    contents: list[bytes | None] | None = _call("read_files", paths, *stats, head, codes)
+    return contents or [None] * len(paths)
 
 
 def read_heads(paths: Sequence[bytes], length: int) -> Iterator[tuple[int, int, bytes]]:
     """Yield size, modification time and the first ``length`` bytes of files; -1 if one is left."""
     sizes, stamps = np.full((2, len(paths)), -1, np.int64)
     heads = bytearray(length * len(paths))
-    compiled = native.module()
-    if compiled is not None:
-        compiled.read_heads(paths, length, heads, sizes, stamps)
+    _call("read_heads", paths, length, heads, sizes, stamps)
     cut = (bytes(heads[start : start + length]) for start in range(0, len(heads), length))
     return zip(sizes.tolist(), stamps.tolist(), cut, strict=True)
 
@@ -504,27 +473,20 @@ def measure(pixels: Pixels, extent: tuple[int, int], waves: Waves, measures: Mea
 
     ``extent`` is width and height of the picture in 1/8 pixel.
     """
-    compiled = native.module()
-    if compiled is None:
-        return False
     height, width = pixels.shape[:2]
-    return bool(compiled.measure(pixels, width, height, extent, waves, measures.view(np.uint8)))
+    return bool(_call("measure", pixels, width, height, extent, waves, measures.view(np.uint8)))
 
 
 def measure_jpeg(data: Bytes, size: tuple[int, int], waves: Waves, measures: Measures) -> bool:
     """Measure an ordinary JPEG of that width and height; return whether it did."""
-    compiled = native.module()
-    if compiled is None:
-        return False
-    return bool(compiled.measure_jpeg(data, *size, waves, measures.view(np.uint8)))
+    return bool(_call("measure_jpeg", data, *size, waves, measures.view(np.uint8)))
 
 
 def measure_png(rows: bytes, shape: tuple[int, int, int], waves: Waves, measures: Measures) -> bool:
     """Measure the unpacked rows of a PNG of that width, height and channels."""
-    compiled = native.module()
-    if compiled is None or shape[2] not in (1, 3):
+    if shape[2] not in (1, 3):
         return False
-    return bool(compiled.measure_png(rows, *shape, waves, measures.view(np.uint8)))
+    return bool(_call("measure_png", rows, *shape, waves, measures.view(np.uint8)))
 
 
 # ---- Shards and records ----
@@ -544,14 +506,13 @@ def crc32_contribution(data: Bytes, following: int) -> int | None:
 
     ``following`` is the number of the bytes that follow it.
     """
-    compiled = native.module()
-    return None if compiled is None else int(compiled.crc32_contribution(data, following))
+    contribution: int | None = _call("crc32_contribution", data, following)
+    return contribution
 
 
 def record_checksums(records: Sequence[object]) -> list[int] | None:
     """Return `shardkit.record.checksums` of records."""
-    compiled = native.module()
-    checksums: list[int] | None = None if compiled is None else compiled.record_checksums(records)
+    checksums: list[int] | None = _call("record_checksums", records)
     return checksums
 
 
@@ -561,10 +522,7 @@ Headers = Mapping[str, tuple[bytes, int]]
 
 def tar_members(records: Sequence[object], small: int, headers: Headers) -> list[bytes] | None:
     """Return records as tar members; those below ``small`` bytes are joined with others."""
-    compiled = native.module()
-    if compiled is None:
-        return None
-    members: list[bytes] | None = compiled.tar_members(records, small, dict(headers))
+    members: list[bytes] | None = _call("tar_members", records, small, dict(headers))
     return members
 
 
@@ -572,33 +530,25 @@ def lmdb_items(
     records: Sequence[object], row: int, headers: Headers
 ) -> list[tuple[bytes, bytes]] | None:
     """Return key and value of each field of records as LMDB stores them, from ``row`` on."""
-    compiled = native.module()
     items: list[tuple[bytes, bytes]] | None
-    items = None if compiled is None else compiled.lmdb_items(records, row, dict(headers))
+    items = _call("lmdb_items", records, row, dict(headers))
     return items
 
 
 def ranges_start(descriptor: int, offsets: Integers, start: bytes) -> bool:
     """Return whether ranges of a file start with these bytes; False means unknown."""
-    compiled = native.module()
-    return compiled is not None and bool(
-        compiled.ranges_start(descriptor, np.ascontiguousarray(offsets), start)
-    )
+    return bool(_call("ranges_start", descriptor, np.ascontiguousarray(offsets), start))
 
 
 def walk_tar(descriptor: int, size: int, start: int, stop: int) -> WalkResult | None:
     """Find the fields of all records of a tar file between two offsets."""
-    compiled = native.module()
-    walked: WalkResult | None = (
-        None if compiled is None else compiled.walk_tar(descriptor, size, start, stop)
-    )
+    walked: WalkResult | None = _call("walk_tar", descriptor, size, start, stop)
     return walked
 
 
 def walk_lmdb(descriptor: int, size: int) -> WalkResult | None:
     """Find the fields of all records of an LMDB file."""
-    compiled = native.module()
-    walked: WalkResult | None = None if compiled is None else compiled.walk_lmdb(descriptor, size)
+    walked: WalkResult | None = _call("walk_lmdb", descriptor, size)
     return walked
 
 
