@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ from shardkit.system.packages import version_of
 from shardkit.system.strings import UTF8, join_strings, split_strings
 
 if TYPE_CHECKING:
+    from shardkit.record_columns import RecordColumns
     from shardkit.sources.recognize import Overview
 
 LOOSE = "outside any class folder"
@@ -321,6 +322,9 @@ class StoredEntries(Sequence[Entry]):
         return bisect.bisect_right(self._cuts, row) - 1
 
 
+ReadTogether: TypeAlias = "list[Record | None] | RecordColumns"
+"""Records that were read together; columns if all were."""
+
 Comparison = Callable[[Record, Schema], str]
 """Returns how a record with a schema differs from Python values that it was made from, or ""."""
 
@@ -380,7 +384,7 @@ class Source(ABC):
             BadImage: If it cannot be read, is not an image or has changed since the scan.
         """
 
-    def read_together(self, split: str, entries: Sequence[Entry]) -> Sequence[Record | None]:
+    def read_together(self, split: str, entries: Sequence[Entry]) -> ReadTogether:
         """Return the records of images, None for each that only `read` returns, or refuses.
 
         Override this where many are read in less time.
@@ -574,7 +578,7 @@ class Images:
         """
         return [self.source.read(self.split, self._entry(row)) for row in rows]
 
-    def read_together(self) -> Sequence[Record | None]:
+    def read_together(self) -> ReadTogether:
         """Return all records; see `Source.read_together`."""
         return self.source.read_together(self.split, self.entries)
 
@@ -1037,6 +1041,11 @@ def stated_arrays(meta: Mapping[str, Any]) -> Mapping[str, Field]:
     return uniform_arrays(load_schema(meta["schema"], ()), raw_shape)
 
 
+def _write_each(writer: ShardWriter, records: list[Record] | RecordColumns) -> None:
+    for record in records:
+        writer.write(record)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chunks:
     """Functions to work on a part of a shard, for formats that store records one after another.
@@ -1044,7 +1053,7 @@ class Chunks:
     Conversions use them to distribute one shard among several processes.
     """
 
-    encode: Callable[[Sequence[Record], ShardSpec], list[bytes]]
+    encode: Callable[[list[Record] | RecordColumns, ShardSpec], list[bytes]]
     """Returns the bytes that `ShardWriter.write` would append for these records."""
 
     append: Callable[[Any, list[bytes]], int]
@@ -1079,6 +1088,9 @@ class Format:
 
     write: Callable[[Path, ShardSpec], ShardWriter]
     """Starts a shard at a path that does not exist yet."""
+
+    write_all: Callable[[Any, list[Record] | RecordColumns], None] = _write_each
+    """Writes several records as `ShardWriter.write` does, perhaps in less time."""
 
     read: Callable[[Path], ShardReader]
     """Opens a finished shard."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from operator import index
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -51,6 +51,9 @@ from shardkit.record import (
 from shardkit.system import compiled
 from shardkit.system.npy import npy_header
 
+if TYPE_CHECKING:
+    from shardkit.record_columns import RecordColumns
+
 _NOTED = re.compile(b'"(?:%b)"' % "|".join(NOTES).encode())
 """Metadata that may have notes; parsing them takes longer than copying a small record."""
 
@@ -82,6 +85,14 @@ def convert_record(
         return _convert(recipe, record, schema, others, proven=proven)
     with pixels_up_to(recipe.max_pixels):
         return _convert(recipe, record, schema, others, proven=proven)
+
+
+def stores_unchanged(recipe: Recipe, schema: Schema, records: RecordColumns) -> bool:
+    """Return whether `convert_record` returns these records as they are, without notes."""
+    if recipe.copy:
+        return not _NOTED.search(b"".join(filter(None, records.values(META_FIELD))))
+    names = [name for name, _ in records.columns]
+    return not (_others(schema) or image_field(names) or FOREIGN_FIELD in names)
 
 
 def _convert(

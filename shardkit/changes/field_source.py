@@ -14,7 +14,16 @@ import numpy as np
 from PIL import Image
 
 from shardkit.changes.field_values import FieldValues, as_json
-from shardkit.contracts import Entry, Images, PackedEntries, Scan, Source, StoredEntries, as_packed
+from shardkit.contracts import (
+    Entry,
+    Images,
+    PackedEntries,
+    ReadTogether,
+    Scan,
+    Source,
+    StoredEntries,
+    as_packed,
+)
 from shardkit.dataset.decode import decode_stored
 from shardkit.dataset.opened import OpenedDataset
 from shardkit.dataset.records import record_of
@@ -88,7 +97,7 @@ class LayerSource(Source):
         columns = {name: [value] for name, value in chain.from_iterable(found)}
         return self._records([entry.path], [entry.key], columns)[0]
 
-    def read_together(self, split: str, entries: Sequence[Entry]) -> Sequence[Record | None]:
+    def read_together(self, split: str, entries: Sequence[Entry]) -> ReadTogether:
         """Return the records of rows; none if a value does not fit its field."""
         packed = as_packed(entries)
         rows = packed.numbers("place")
@@ -96,7 +105,7 @@ class LayerSource(Source):
             found = [values.read_together(rows) or {} for values in self._values]
             if all(found):
                 columns = dict(chain.from_iterable(values.items() for values in found))
-                return self._records(packed.paths(), packed.keys(), columns)
+                return [*self._records(packed.paths(), packed.keys(), columns)]
         return super().read_together(split, entries)
 
     def _records(

@@ -14,13 +14,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from shardkit.codecs.image_type import RGB, ImageType
 from shardkit.codecs.limits import pixels_up_to
-from shardkit.contracts import Images, ShardSpec, ShardWriter
+from shardkit.contracts import Images, ReadTogether, ShardSpec, ShardWriter
 from shardkit.conversion.bulk import Prepared, read_ordinary
 from shardkit.conversion.observers import Observed, get_observer
 from shardkit.conversion.task import FEWER, ShardResult, Task, save_result
@@ -30,7 +30,7 @@ from shardkit.dataset.located import EncodedImage
 from shardkit.dataset.manifest import ShardEntry
 from shardkit.errors import BadImage, ConversionFailed, Problem, UsageError
 from shardkit.kinds.field import Schema, describe_schema
-from shardkit.pipeline import convert_record
+from shardkit.pipeline import convert_record, stores_unchanged
 from shardkit.recipe import Recipe
 from shardkit.record import IMAGE, LABEL, NO_LABEL, Record, checksums, dump_json, image_kind
 from shardkit.registry import get_format
@@ -39,6 +39,9 @@ from shardkit.system.pool import Meter, Team, team
 from shardkit.system.safe_paths import UNFIT, status_of
 from shardkit.system.text import quoted
 from shardkit.system.text_hashes import TextHashes
+
+if TYPE_CHECKING:
+    from shardkit.record_columns import RecordColumns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +210,8 @@ def _write_records(
     task: ShardTask, chunks: list[_Chunk], workers: Team, writer: ShardWriter, tally: _Tally
 ) -> list[_Start]:
     """Write all chunks; return where in the file they start, if these are chunks of it."""
-    encoding = get_format(task.format).chunks
+    storage = get_format(task.format)
+    encoding = storage.chunks
     starts: list[_Start] = []
     meter = Meter()
     if task.workers == 1:  # else each process reads its own chunk ahead: see `_prepare`
@@ -216,8 +220,7 @@ def _write_records(
         # After a bad image, the rest is only examined, to name all bad images at once.
         if task.keep or not (tally.bad or prepared.tally.bad):
             with _named_failures():
-                for record in prepared.records:
-                    writer.write(record)
+                storage.write_all(writer, prepared.records)
             if encoding:
                 offset = encoding.append(writer, prepared.encoded)
                 starts.append(_Start(len(tally.checksums), offset))
@@ -245,19 +248,14 @@ class _Chunk(NamedTuple):
     observer: str
     is_apart: bool
     """Whether its process does not know the next one."""
-
-    @property
-    def spec(self) -> ShardSpec:
-        """The values on which the encoding of records depends."""
-        shape = self.recipe.raw_shape
-        meta = {"schema": describe_schema(self.schema), "raw_shape": shape}
-        return ShardSpec(meta=meta, raw_shape=shape)
+    spec: ShardSpec
+    """The values on which the encoding of records depends."""
 
 
 class _Prepared(NamedTuple):
     """The records of a chunk, encoded if the format has `Chunks`, and their counters."""
 
-    records: list[Record]
+    records: list[Record] | RecordColumns
     encoded: list[bytes]
     tally: _Tally
 
@@ -268,6 +266,9 @@ def _chunks(task: ShardTask) -> Iterator[_Chunk]:
     is_apart = task.workers > 1
     most = task.source.source.chunk_bytes if is_apart else _CHUNK_BYTES
     source = task.source.packed()
+    shape = task.recipe.raw_shape
+    meta = {"schema": describe_schema(task.schema), "raw_shape": shape}
+    spec = ShardSpec(meta=meta, raw_shape=shape)
     starts = [0]
     size = 0
     for row, stored in enumerate(source.numbers("bytes")):
@@ -277,7 +278,8 @@ def _chunks(task: ShardTask) -> Iterator[_Chunk]:
             size = max(stored, raw_bytes)
     for start, stop in itertools.pairwise([*starts, len(source)]):
         inside = source.of(source.entries[start:stop])
-        yield _Chunk(inside, task.recipe, task.schema, task.format, task.observer, is_apart)
+        same = task.recipe, task.schema, task.format, task.observer, is_apart, spec
+        yield _Chunk(inside, *same)
 
 
 def _prepare(chunk: _Chunk) -> _Prepared:
@@ -294,12 +296,17 @@ def _prepare(chunk: _Chunk) -> _Prepared:
         measuring = np.zeros(len(source), observer.measures), observer.waves
     tally = _Tally()
     ordinary: Sequence[Prepared | None] = [None] * len(source)
-    together: Sequence[Record | None] = [None] * len(source)
+    together: ReadTogether = [None] * len(source)
     with suppress(MemoryError):  # one by one, they need less
         if chunk.schema.keys() <= {IMAGE, LABEL}:
             ordinary = read_ordinary(source, recipe, measuring)
         together = source.read_together()
-    for row in range(len(source)):
+    whole = None
+    if not isinstance(together, list) and stores_unchanged(recipe, chunk.schema, together):
+        whole = together
+        rows = [*range(len(source))]
+        tally.keys += whole.keys
+    for row in range(len(source) if whole is None else 0):
         try:
             record, notes = ordinary[row] or _read(chunk, row, together[row])
         except BadImage as error:
@@ -315,16 +322,17 @@ def _prepare(chunk: _Chunk) -> _Prepared:
             tally.keys.append(record.key)
             if notes:
                 tally.notes.update([*notes])  # not their values
-    tally.checksums += checksums(records)
+    prepared = records if whole is None else whole
+    tally.checksums += checksums(prepared)
     if observer is not None and measuring is not None:
         pixels = chunk.schema[IMAGE].image_type if IMAGE in chunk.schema else RGB
-        read = partial(_image_at, records, pixels)
+        read = partial(_image_at, prepared, pixels)
         tally.observed.append(observer.observe(read, measuring[0][rows]))
     encoding = get_format(chunk.format).chunks
     if encoding is None:
-        return _Prepared(records, [], tally)
+        return _Prepared(prepared, [], tally)
     with _named_failures():
-        return _Prepared([], encoding.encode(records, chunk.spec), tally)
+        return _Prepared([], encoding.encode(prepared, chunk.spec), tally)
 
 
 @contextmanager

@@ -45,8 +45,8 @@ def read_ordinary(
         return [None] * len(source)
     names = entries.keys(), map(dump_json, entries.paths()), entries.numbers("label")
     return [
-        None if inspected[3] is None else _prepared(_Inspected._make(inspected), recipe)
-        for inspected in zip(*names, *files, strict=True)
+        _prepared(_Inspected(key, path, label, content, header, code), recipe) if content else None
+        for key, path, label, content, header, code in zip(*names, *files, strict=True)
     ]
 
 

@@ -26,6 +26,7 @@ from shardkit.formats.table import Table
 from shardkit.kinds.column import Column, presence
 from shardkit.kinds.field import Schema
 from shardkit.record import META_FIELD, STORED_KINDS, Record, checksums, image_kind
+from shardkit.record_columns import RecordColumns
 from shardkit.system import compiled
 
 _LEAST_WINDOW = 1 << 16
@@ -175,7 +176,7 @@ def _as_numbers(entries: Rows) -> npt.NDArray[np.void]:
     return np.ascontiguousarray(entries).view(np.dtype((np.void, entries.dtype.itemsize)))
 
 
-def read_intact(records: ShardRecords, rows: range, segment: IndexSegment) -> list[Record]:
+def read_intact(records: ShardRecords, rows: range, segment: IndexSegment) -> Sequence[Record]:
     """Return neighboring records of a shard, or none if one differs from its index."""
     reader = records.reader
     table = reader.table(rows) if isinstance(reader, RangeReader) else None
@@ -204,21 +205,16 @@ def _window(records: ShardRecords, table: Table) -> FileWindow | None:
     return FileWindow(content, start) if len(content) == size else None
 
 
-def _cut(table: Table, keys: Sequence[str], window: FileWindow) -> list[Record]:
+def _cut(table: Table, keys: list[str], window: FileWindow) -> RecordColumns:
     """Return the records that a window contains."""
+    content = bytes(window.content)
     starts = table.offsets - window.start
-    spans = np.stack([starts, starts + table.lengths], -1).tolist()
-    return [
-        Record(
-            key,
-            {
-                name: bytes(window.content[start:end])
-                for name, (start, end) in zip(table.names, row, strict=True)
-                if start >= 0
-            },
-        )
-        for key, row in zip(keys, spans, strict=True)
-    ]
+    ends = (starts + table.lengths).T.tolist()
+    columns: dict[str, list[bytes | None]] = {
+        name: [content[start:end] if start >= 0 else None for start, end in zip(*span, strict=True)]
+        for name, *span in zip(table.names, starts.T.tolist(), ends, strict=True)
+    }
+    return RecordColumns(keys, columns)
 
 
 def _are_equal(first: IndexSegment, second: IndexSegment) -> bool:

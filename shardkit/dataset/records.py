@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import repeat
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.contracts import PackedEntries, ReadTogether
 from shardkit.dataset.index_builder import IndexedRecord, difference, open_records
 from shardkit.dataset.other_fields import read_intact
 from shardkit.dataset.shardset import ShardSet
-from shardkit.errors import CorruptShard
+from shardkit.errors import CorruptDataset, CorruptShard
 from shardkit.kinds.packing import with_fields
 from shardkit.record import (
     ABSENT,
@@ -26,31 +27,96 @@ from shardkit.record import (
     dump_json,
     image_field,
 )
+from shardkit.record_columns import RecordColumns, label_column
 from shardkit.registry import get_format
 
 
-def intact_records(
-    shards: ShardSet, rows: npt.NDArray[np.int64]
-) -> Iterator[tuple[Record, str] | None]:
-    """Yield the records of rows with their paths, if they equal the index.
+def intact_records(shards: ShardSet, entries: PackedEntries) -> ReadTogether:
+    """Return the records of entries; None for each that is not intact, for `record_of` to explain.
 
-    It yields None for others and for layers, which `record_of` reads.
+    Neighbors are compared with the index at once.
     """
+    keys = entries.keys()
+    paths = entries.paths()
+    labels = entries.numbers("label")
+    try:
+        runs = [*_runs(shards, np.array(entries.numbers("place"), np.int64))]
+    except (CorruptDataset, KeyError, IndexError):
+        return [None] * len(keys)
+    records = runs[0].records
+    if isinstance(records, RecordColumns) and (records.keys, runs[0].paths) == (keys, paths):
+        return _relabeled(records, labels)
+    return [
+        labeled(stored[0], label) if stored and (stored[0].key, stored[1]) == names else None
+        for stored, names, label in zip(
+            chain.from_iterable(map(_Run.rows, runs)),
+            zip(keys, paths, strict=True),
+            labels,
+            strict=True,
+        )
+    ]
+
+
+def _relabeled(records: RecordColumns, labels: Sequence[int]) -> RecordColumns:
+    """Return records with the labels that their entries state, where they state one."""
+    stated = label_column(labels)
+    stored = records.values(LABEL_FIELD)
+    if stored == stated or not any(stated):
+        return records
+    merged = [new or old for new, old in zip(stated, stored, strict=True)]
+    return RecordColumns(records.keys, {**dict(records.columns), LABEL_FIELD: merged})
+
+
+def labeled(record: Record, label: int) -> Record:
+    """Return a record with the label that its entry states, if it states one."""
+    if label in (NO_LABEL, record.label):
+        return record
+    return Record(record.key, {**record.fields, LABEL_FIELD: b"%d" % label})
+
+
+class _Run(NamedTuple):
+    """Neighboring rows of a shard."""
+
+    length: int
+    records: Sequence[Record]
+    """Empty if one differs from the index, and for layers: `record_of` reads them."""
+    paths: Sequence[str]
+
+    def rows(self) -> Iterable[tuple[Record, str] | None]:
+        """Return record and path of each row."""
+        return zip(self.records, self.paths, strict=True) if self.records else [None] * self.length
+
+
+def _runs(shards: ShardSet, rows: npt.NDArray[np.int64]) -> Iterator[_Run]:
+    """Yield the records of rows, if they equal the index."""
     files = shards.files
     cuts = np.flatnonzero((np.diff(rows) != 1) | (np.diff(files.numbers(rows)) != 0)) + 1
     for run in np.split(rows, cuts):
         shard, first = files.locate(int(run[0]))
         records: Sequence[Record] = ()
+        paths: Sequence[str] = ()
         if shards.dataset.is_store and shards.manifest.shards[shard].holds_records:
             read = partial(open_records, get_format(shards.manifest.format))
             segment = shards.segment(range(int(run[0]), int(run[-1]) + 1))
             inside = range(first, first + len(run))
             work = partial(read_intact, rows=inside, segment=segment)
             records = files.reader(shard, read, "records").call(work)
-        if not records or any(map(shards.shape_fault, records)):
-            yield from repeat(None, len(run))
-        else:
-            yield from zip(records, segment.paths, strict=True)
+            paths = segment.paths
+        yield _Run(len(run), () if _have_faults(shards, records) else records, paths)
+
+
+def _have_faults(shards: ShardSet, records: Sequence[Record]) -> bool:
+    """Return whether one of some records has a `ShardSet.shape_fault`."""
+    if not isinstance(records, RecordColumns):
+        return any(map(shards.shape_fault, records))
+    for name, values in records.columns:
+        faults = [shards.shape_fault(Record("a", {name: data})) for data in (b"", b"0")]
+        if any(faults):  # the manifest states its size
+            lengths = {len(value): value for value in values if value is not None}
+            samples = (Record("a", {name: value}) for value in lengths.values())
+            if any(map(shards.shape_fault, samples)):
+                return True
+    return False
 
 
 def record_of(shards: ShardSet, row: int) -> Record:

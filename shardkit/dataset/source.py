@@ -16,6 +16,7 @@ from shardkit.contracts import (
     Original,
     OriginalPart,
     PackedEntries,
+    ReadTogether,
     Recognition,
     Scan,
     Source,
@@ -26,13 +27,19 @@ from shardkit.contracts import (
 )
 from shardkit.dataset.opened import OpenedDirectory
 from shardkit.dataset.parts import CHANGED, converted_digest, with_changed
-from shardkit.dataset.records import intact_records, record_of
+from shardkit.dataset.records import intact_records, labeled, record_of
 from shardkit.dataset.selection import Mask, column_values, select
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage, CorruptDataset, UsageError, setting
 from shardkit.kinds.field import Field, apart_of, describe_schema
 from shardkit.options import option
-from shardkit.record import DATASET_FILE, IMAGE, LABEL, LABEL_FIELD, NO_LABEL, Record
+from shardkit.record import (
+    DATASET_FILE,
+    IMAGE,
+    LABEL,
+    NO_LABEL,
+    Record,
+)
 from shardkit.registry import DATASET, get_format
 from shardkit.system.files import as_text
 from shardkit.system.text import name_list
@@ -179,36 +186,15 @@ class DatasetSource(Source):
             raise BadImage(error.problem, remedy=error.remedy) from error
         if record.key != entry.key or record.meta["path"] != entry.path:
             raise BadImage("it changed since the scan")
-        return _labeled(record, entry.label)
+        return labeled(record, entry.label)
 
-    def read_together(self, split: str, entries: Sequence[Entry]) -> Sequence[Record | None]:
+    def read_together(self, split: str, entries: Sequence[Entry]) -> ReadTogether:
         """Return records of shards; neighbors are compared with the index at once."""
-        packed = as_packed(entries)
-        rows = np.array(packed.numbers("place"), np.int64)
-        try:
-            records = [*intact_records(self._sets[split], rows)]
-        except (CorruptDataset, KeyError, IndexError):  # `read` tells which one is damaged
-            return [None] * len(entries)
-        return [
-            _labeled(stored[0], label) if stored and (stored[0].key, stored[1]) == names else None
-            for stored, names, label in zip(
-                records,
-                zip(packed.keys(), packed.paths(), strict=True),
-                packed.numbers("label"),
-                strict=True,
-            )
-        ]
+        return intact_records(self._sets[split], as_packed(entries))
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the dataset and the row of a record."""
         return f"{self._sets[split].directory}, row {entry.place}"
-
-
-def _labeled(record: Record, label: int) -> Record:
-    """Return a record with the label that its entry states, if it states one."""
-    if label in (NO_LABEL, record.label):
-        return record
-    return Record(record.key, {**record.fields, LABEL_FIELD: b"%d" % label})
 
 
 def _original(shards: ShardSet) -> Original:

@@ -13,18 +13,21 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lmdb
 
 from shardkit.contracts import Format, Range, ShardSpec
 from shardkit.errors import ConversionFailed
 from shardkit.formats.lmdb_pages import MalformedLmdbError, walk
-from shardkit.formats.ranges import KEY, META, NPY, RangeReader, header_of, stored_fields
+from shardkit.formats.ranges import KEY, META, NPY, RangeReader, stored_fields
 from shardkit.record import Record, dump_json, is_raw
 from shardkit.system import compiled
 from shardkit.system.files import free_bytes
 from shardkit.system.text import quoted, size
+
+if TYPE_CHECKING:
+    from shardkit.record_columns import RecordColumns
 
 FIRST_MAP_SIZE = 1 << 30
 """Initial size of the map, which doubles when full. It takes address space, not disk space."""
@@ -60,55 +63,65 @@ class LmdbWriter:
         self._map_size = FIRST_MAP_SIZE
         self._spec = spec
         self._rows = 0
-        self._pending: list[Record] = []
-        self._plain = set[str]()
+        self._items: list[tuple[bytes, bytes]] = []
+        self._pending_rows = 0
         self._pending_bytes = 0
 
     def write(self, record: Record) -> None:
         """Append ``record`` as the next row."""
-        for name in record.fields.keys() - self._plain:
-            if not header_of(record, name, self._spec):  # it checks the others
-                self._plain.add(name)
-        self._pending.append(record)
-        self._pending_bytes += sum(map(len, record.fields.values()))
-        if len(self._pending) == _BATCH_ROWS or self._pending_bytes >= _BATCH_BYTES:
-            self._commit(self._items())
+        self.write_all([record])
+
+    def write_all(self, records: list[Record] | RecordColumns) -> None:
+        """Append ``records`` as the next rows."""
+        start = 0
+        if isinstance(records, list):
+            sizes = [sum(map(len, record.fields.values())) for record in records]
+        else:
+            sizes = records.sizes()
+        for stop, stored in enumerate(sizes, 1):
+            self._pending_rows += 1
+            self._pending_bytes += stored
+            if self._pending_rows == _BATCH_ROWS or self._pending_bytes >= _BATCH_BYTES:
+                self._add(records[start:stop])
+                self._commit()
+                start = stop
+        self._add(records[start:])
 
     def close(self) -> None:
         """Commit the rest and complete the file."""
-        self._commit([*self._items(), (META.encode(), dump_json(self._spec.meta))])
+        self._commit((META.encode(), dump_json(self._spec.meta)))
         self._environment.close()
 
     def abort(self) -> None:
         """Release the environment without completing it."""
         self._environment.close()
 
-    def _items(self) -> list[tuple[bytes, bytes]]:
-        """Return key and value of each field of the pending records."""
-        items = compiled.lmdb_items(self._pending, self._rows, self._spec.headers)
-        if items is not None:
-            return items
-        return [
+    def _add(self, records: list[Record] | RecordColumns) -> None:
+        """Add key and value of each field of some records to those to commit."""
+        first = self._rows
+        self._rows += len(records)
+        items = compiled.lmdb_items(records, first, self._spec.headers)
+        self._items += items or [
             (b"%09d.%b" % (row, name.encode()), value)
-            for row, record in enumerate(self._pending, self._rows)
+            for row, record in enumerate(records, first)
             for name, value in sorted(
                 [(KEY, record.key.encode()), *stored_fields(record, self._spec)]
             )
         ]
 
-    def _commit(self, items: list[tuple[bytes, bytes]]) -> None:
-        """Write items in one transaction; if the map is full, double it and retry."""
+    def _commit(self, *last: tuple[bytes, bytes]) -> None:
+        """Write all items in one transaction; if the map is full, double it and retry."""
         while True:
             try:
                 with _disk_errors(self._path):
-                    self._put(items)
+                    self._put([*self._items, *last])
                 break
             except lmdb.MapFullError:
                 self._map_size *= 2
                 with _disk_errors(self._path):
                     self._environment.set_mapsize(self._map_size)
-        self._rows += len(self._pending)
-        self._pending.clear()
+        self._items = []
+        self._pending_rows = 0
         self._pending_bytes = 0
 
     def _put(self, items: list[tuple[bytes, bytes]]) -> None:
@@ -216,5 +229,6 @@ FORMAT = Format(
     overhead=2300,
     libraries=("lmdb",),
     write=LmdbWriter,
+    write_all=LmdbWriter.write_all,
     read=LmdbReader,
 )

@@ -9,7 +9,7 @@
 #include "png.h"
 
 /* The version of this interface; shardkit/system/native.py has the same number. */
-#define API 16
+#define API 17
 
 /* Return whether a buffer holds `count` values of `size` bytes, aligned for them; else raise. */
 static int holds(const Py_buffer *buffer, const char *name, size_t count, size_t size) {

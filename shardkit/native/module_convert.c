@@ -667,12 +667,13 @@ done:
     return result;
 }
 
-/* ---- record_checksums, tar_members: from records, which are Python objects ---- */
+/* ---- record_checksums, tar_members, lmdb_items: from records, which are Python objects, or columns ---- */
 
 /* One field of a record, borrowed from it. */
 typedef struct {
     const char *name, *value, *header; /* the stored value is the header, then the value */
     Py_ssize_t name_size, size, header_size;
+    PyObject *content; /* the value */
 } field;
 
 /* The key and the fields of a record, sorted by name. */
@@ -683,6 +684,13 @@ typedef struct {
     field fields[MOST_FIELDS];
     int count;
 } parts;
+
+/* Records; or, if `columns` are not NULL, the key of each, and pairs of a field's name and its values
+ * in a list: see shardkit/record_columns.py. */
+typedef struct {
+    PyObject *items, *columns, *headers;
+    Py_ssize_t count;
+} batch;
 
 static void drop(parts *parts) {
     Py_CLEAR(parts->key_object);
@@ -707,30 +715,74 @@ static int find_header(PyObject *headers, PyObject *name, field *item) {
            size == item->size;
 }
 
+/* Add a field to the parts of a record, in order; returns 0 if it is not an ordinary one. */
+static int add_part(parts *parts, PyObject *headers, PyObject *name, PyObject *value) {
+    field item;
+    int place = parts->count;
+    if (place == MOST_FIELDS || !PyUnicode_Check(name) || !PyBytes_Check(value)) return 0;
+    if ((item.name = PyUnicode_AsUTF8AndSize(name, &item.name_size)) == NULL) return 0;
+    item.content = value;
+    item.value = PyBytes_AsString(value);
+    item.size = PyBytes_Size(value);
+    if (!find_header(headers, name, &item)) return 0;
+    for (; place > 0 && precedes(&item, &parts->fields[place - 1]); place--)
+        parts->fields[place] = parts->fields[place - 1];
+    parts->fields[place] = item;
+    parts->count++;
+    return 1;
+}
+
 /* Get the parts of a record; returns 0 if it is not an ordinary one, with or without an error. */
-static int take_apart(PyObject *record, PyObject *headers, parts *parts) {
-    PyObject *name, *value;
+static int take_apart(const batch *batch, Py_ssize_t row, parts *parts) {
+    PyObject *record = PyTuple_GetItem(batch->items, row), *name, *value;
     Py_ssize_t at = 0;
     parts->count = 0;
     parts->fields_object = NULL;
-    if ((parts->key_object = PyObject_GetAttrString(record, "key")) == NULL) return 0;
-    if ((parts->fields_object = PyObject_GetAttrString(record, "fields")) == NULL) return 0;
-    if (!PyUnicode_Check(parts->key_object) || !PyDict_Check(parts->fields_object)) return 0;
+    parts->key_object = batch->columns != NULL ? Py_NewRef(record) : PyObject_GetAttrString(record, "key");
+    if (parts->key_object == NULL || !PyUnicode_Check(parts->key_object)) return 0;
     if ((parts->key = PyUnicode_AsUTF8AndSize(parts->key_object, &parts->key_size)) == NULL) return 0;
-    while (PyDict_Next(parts->fields_object, &at, &name, &value)) {
-        field item;
-        int place = parts->count;
-        if (place == MOST_FIELDS || !PyUnicode_Check(name) || !PyBytes_Check(value)) return 0;
-        if ((item.name = PyUnicode_AsUTF8AndSize(name, &item.name_size)) == NULL) return 0;
-        item.value = PyBytes_AsString(value);
-        item.size = PyBytes_Size(value);
-        if (!find_header(headers, name, &item)) return 0;
-        for (; place > 0 && precedes(&item, &parts->fields[place - 1]); place--)
-            parts->fields[place] = parts->fields[place - 1];
-        parts->fields[place] = item;
-        parts->count++;
+    if (batch->columns != NULL) {
+        for (; at < PyTuple_Size(batch->columns); at++) {
+            PyObject *column = PyTuple_GetItem(batch->columns, at);
+            if ((value = PyList_GetItem(PyTuple_GetItem(column, 1), row)) == NULL) return 0;
+            if (value != Py_None && !add_part(parts, batch->headers, PyTuple_GetItem(column, 0), value))
+                return 0;
+        }
+        return 1;
     }
+    if ((parts->fields_object = PyObject_GetAttrString(record, "fields")) == NULL) return 0;
+    if (!PyDict_Check(parts->fields_object)) return 0;
+    while (PyDict_Next(parts->fields_object, &at, &name, &value))
+        if (!add_part(parts, batch->headers, name, value)) return 0;
     return 1;
+}
+
+static void close_batch(batch *batch) {
+    Py_CLEAR(batch->items);
+    Py_CLEAR(batch->columns);
+}
+
+/* Hold a list of records, or the columns of a RecordColumns; returns 0 with an error. */
+static int open_batch(batch *batch, PyObject *records, PyObject *headers) {
+    int are_columns = !PyList_Check(records) && !PyTuple_Check(records), fine;
+    PyObject *keys = are_columns ? PyObject_GetAttrString(records, "keys") : Py_NewRef(records);
+    batch->headers = headers;
+    batch->columns = NULL;
+    batch->items = keys == NULL ? NULL : PySequence_Tuple(keys);
+    Py_XDECREF(keys);
+    if (batch->items == NULL) return 0;
+    batch->count = PyTuple_Size(batch->items);
+    if (!are_columns) return 1;
+    batch->columns = PyObject_GetAttrString(records, "columns");
+    fine = batch->columns != NULL && PyTuple_Check(batch->columns);
+    for (Py_ssize_t n = 0; fine && n < PyTuple_Size(batch->columns); n++) {
+        PyObject *column = PyTuple_GetItem(batch->columns, n), *name, *values;
+        fine = PyTuple_Check(column) && PyArg_ParseTuple(column, "UO!", &name, &PyList_Type, &values);
+    }
+    if (fine) return 1;
+    close_batch(batch);
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "columns are a tuple of pairs");
+    return 0;
 }
 
 static uint32_t checksum_of(const parts *parts) {
@@ -748,15 +800,15 @@ PyDoc_STRVAR(record_checksums_doc,
              "Return the checksum of each record, or None; see shardkit/record.py.");
 
 static PyObject *record_checksums(PyObject *module, PyObject *records) {
-    PyObject *kept = PySequence_Tuple(records), *result;
-    Py_ssize_t count = kept == NULL ? 0 : PyTuple_Size(kept);
+    PyObject *result;
+    batch batch;
     (void)module;
-    if (kept == NULL) return NULL;
-    result = PyList_New(count);
-    for (Py_ssize_t n = 0; result != NULL && n < count; n++) {
+    if (!open_batch(&batch, records, NULL)) return NULL;
+    result = PyList_New(batch.count);
+    for (Py_ssize_t n = 0; result != NULL && n < batch.count; n++) {
         parts parts;
         PyObject *value = NULL;
-        if (take_apart(PyTuple_GetItem(kept, n), NULL, &parts))
+        if (take_apart(&batch, n, &parts))
             value = PyLong_FromUnsignedLong(checksum_of(&parts));
         drop(&parts);
         if (value != NULL) {
@@ -767,7 +819,7 @@ static PyObject *record_checksums(PyObject *module, PyObject *records) {
         if (!PyErr_Occurred()) result = Py_NewRef(Py_None);
         break;
     }
-    Py_DECREF(kept);
+    close_batch(&batch);
     return result;
 }
 
@@ -871,11 +923,7 @@ static int put_members(const parts *parts, Py_ssize_t small, gathered *waiting, 
             if ((to = space_for(waiting, (size_t)item->size)) == NULL) return 0;
             memcpy(to, item->value, (size_t)item->size);
         } else { /* copying it would take longer than passing it on */
-            PyObject *name = PyUnicode_FromStringAndSize(item->name, item->name_size);
-            PyObject *value = name == NULL ? NULL : PyDict_GetItemWithError(parts->fields_object, name);
-            int fine = value != NULL && flush(waiting, pieces) && PyList_Append(pieces, value) == 0;
-            Py_XDECREF(name);
-            if (!fine) return 0;
+            if (!flush(waiting, pieces) || PyList_Append(pieces, item->content) < 0) return 0;
         }
         if ((to = space_for(waiting, padding)) == NULL) return 0;
         memset(to, 0, padding);
@@ -889,17 +937,18 @@ PyDoc_STRVAR(tar_members_doc,
 
 static PyObject *tar_members(PyObject *module, PyObject *arguments) {
     gathered waiting = {NULL, 0, 0};
-    PyObject *records, *headers, *kept, *pieces;
+    PyObject *records, *headers, *pieces;
+    batch batch;
     Py_ssize_t small;
     int state = 1; /* 0: not ordinary, or an error */
     (void)module;
     if (!PyArg_ParseTuple(arguments, "OnO!:tar_members", &records, &small, &PyDict_Type, &headers))
         return NULL;
-    if ((kept = PySequence_Tuple(records)) == NULL) return NULL;
+    if (!open_batch(&batch, records, headers)) return NULL;
     pieces = PyList_New(0);
-    for (Py_ssize_t n = 0; pieces != NULL && state && n < PyTuple_Size(kept); n++) {
+    for (Py_ssize_t n = 0; pieces != NULL && state && n < batch.count; n++) {
         parts parts;
-        state = take_apart(PyTuple_GetItem(kept, n), headers, &parts) && is_ordinary(&parts) &&
+        state = take_apart(&batch, n, &parts) && is_ordinary(&parts) &&
                 put_members(&parts, small, &waiting, pieces);
         drop(&parts);
     }
@@ -908,7 +957,7 @@ static PyObject *tar_members(PyObject *module, PyObject *arguments) {
         if (!PyErr_Occurred()) pieces = Py_NewRef(Py_None);
     }
     free(waiting.data);
-    Py_DECREF(kept);
+    close_batch(&batch);
     return pieces;
 }
 
@@ -927,31 +976,34 @@ static int put_item(PyObject *items, Py_ssize_t row, const field *item) {
     int failed;
     if (item->name_size > LONGEST_NAME || is_raw(item)) return 0;
     memcpy(key + start, item->name, (size_t)item->name_size);
-    if ((value = PyBytes_FromStringAndSize(NULL, item->header_size + item->size)) != NULL) {
+    if (item->header_size == 0 && item->content != NULL) {
+        value = Py_NewRef(item->content);
+    } else if ((value = PyBytes_FromStringAndSize(NULL, item->header_size + item->size)) != NULL) {
         char *to = PyBytes_AsString(value);
         if (item->header_size) memcpy(to, item->header, (size_t)item->header_size);
         memcpy(to + item->header_size, item->value, (size_t)item->size);
-        pair = Py_BuildValue("y#N", key, (Py_ssize_t)start + item->name_size, value);
     }
+    if (value != NULL) pair = Py_BuildValue("y#N", key, (Py_ssize_t)start + item->name_size, value);
     failed = pair == NULL || PyList_Append(items, pair) < 0;
     Py_XDECREF(pair);
     return !failed;
 }
 
 static PyObject *lmdb_items(PyObject *module, PyObject *arguments) {
-    PyObject *records, *headers, *kept, *items;
+    PyObject *records, *headers, *items;
+    batch batch;
     Py_ssize_t row;
     int state = 1; /* 0: not ordinary, or an error */
     (void)module;
     if (!PyArg_ParseTuple(arguments, "OnO!:lmdb_items", &records, &row, &PyDict_Type, &headers))
         return NULL;
-    if ((kept = PySequence_Tuple(records)) == NULL) return NULL;
+    if (!open_batch(&batch, records, headers)) return NULL;
     items = PyList_New(0);
-    for (Py_ssize_t n = 0; items != NULL && state && n < PyTuple_Size(kept); n++, row++) {
+    for (Py_ssize_t n = 0; items != NULL && state && n < batch.count; n++, row++) {
         parts parts;
-        field key = {KEY, NULL, NULL, sizeof KEY - 1, 0, 0};
+        field key = {KEY, NULL, NULL, sizeof KEY - 1, 0, 0, NULL};
         int at = 0;
-        state = take_apart(PyTuple_GetItem(kept, n), headers, &parts) && row >= 0 && row < 1000000000;
+        state = take_apart(&batch, n, &parts) && row >= 0 && row < 1000000000;
         key.value = parts.key;
         key.size = parts.key_size;
         for (; state && at < parts.count && precedes(parts.fields + at, &key); at++)
@@ -960,7 +1012,7 @@ static PyObject *lmdb_items(PyObject *module, PyObject *arguments) {
         for (; state && at < parts.count; at++) state = put_item(items, row, parts.fields + at);
         drop(&parts);
     }
-    Py_DECREF(kept);
+    close_batch(&batch);
     if (items == NULL || state) return items;
     Py_DECREF(items);
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardkit.contracts import Entry, Scan, SourceOptions, as_packed
+from shardkit.contracts import Entry, ReadTogether, Scan, SourceOptions, as_packed
 from shardkit.errors import CHANGED, BadImage, UsageError, setting
 from shardkit.kinds.field import Field, check_schema, default_schema
 from shardkit.options import option
@@ -26,7 +26,7 @@ from shardkit.sources.npy_files import (
     opened,
     opened_once,
     parse_header,
-    read_values,
+    read_records,
     require_intact,
     split_folders,
     usual_arrays,
@@ -144,7 +144,7 @@ class NpyArrays(ListedSource):
             arrays[name] = stored.astype(stored.dtype.newbyteorder("<"), copy=False)
         return self.complete(Record(entry.key, described(entry)), arrays)
 
-    def read_together(self, split: str, entries: Sequence[Entry]) -> Sequence[Record | None]:
+    def read_together(self, split: str, entries: Sequence[Entry]) -> ReadTogether:
         """Return the records of .npy files as NumPy writes them, if all arrays have one shape."""
         field = self.schema.get(_ONE)
         if self._rows or len(self.schema) > 1 or field is None or not field.is_uniform:
@@ -154,16 +154,9 @@ class NpyArrays(ListedSource):
             require_inside(*packed.paths())
         except BadImage:  # `read` says which
             return super().read_together(split, entries)
-        stored = str(field.stored_name(_ONE))
-        contents = read_values(
-            [self._file(split, path) for path in packed.paths()],
-            packed.numbers("stamp"),
-            (field.shape or (), field.values),
-        )
-        return [
-            None if content is None else Record(entry.key, {**described(entry), stored: content})
-            for entry, content in zip(packed, contents, strict=True)
-        ]
+        folder = os.path.join(self.path, split, "")
+        kind = field.shape or (), field.values
+        return read_records(folder, packed, str(field.stored_name(_ONE)), kind)
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the file of a sample, and its row."""
@@ -241,6 +234,7 @@ class NpyArrays(ListedSource):
     def _list_folder(self, split: str, listing: Listing, labels: dict[str, Value] | None) -> None:
         """List a folder; remove its files from ``labels``."""
         before = len(listing.ignored)
+        latest: Array | None = None
         for path, label, file, usual in self._walk(split, listing):
             try:
                 if path.endswith(PICKLED):
@@ -250,27 +244,32 @@ class NpyArrays(ListedSource):
                     value = labels.pop(as_text(os.path.join(split, path)), None)
                     if value is None:
                         raise BadImage(f"{self._labels} has no label for it")
-                if usual is None:
-                    names = members(file) if path.endswith(".npz") else [_ONE]
-                    arrays, stamp = _read_headers(file, names)
+                if usual is not None and usual[0] is latest:
+                    stamp = usual[1]
                 else:
-                    arrays, stamp = {_ONE: _checked(usual[0])}, usual[1]
-                self._include(arrays)
+                    if usual is None:
+                        names = members(file) if path.endswith(".npz") else [_ONE]
+                        arrays, stamp = _read_headers(file, names)
+                    else:
+                        arrays, stamp = {_ONE: _checked(usual[0])}, usual[1]
+                    self._include(arrays)
+                    size = sum(array.row_bytes * array.rows for array in arrays.values())
+                    latest = usual and usual[0]
             except BadImage as error:
                 listing.blame(path, error.stated)
                 continue
-            size = sum(array.row_bytes * array.rows for array in arrays.values())
             code = listing.code(value, is_name=self._labels is None)
             listing.add(Row(path, code, size, stamp))
         others = listing.ignored[before:]
         listing.ignored[before:] = [other for other in others if other.path != self._labels]
 
     def _walk(self, split: str, listing: Listing) -> Iterator[_Walked]:
-        found = walk(self.path / split, listing, (".npy", ".npz", *PICKLED))
-        while some := [*itertools.islice(found, _AT_ONCE)]:
-            files = [self._file(split, path) for path, _ in some]
-            for named, file, usual in zip(some, files, usual_arrays(files), strict=True):
-                yield *named, file, usual
+        listed = walk(self.path / split, listing, (".npy", ".npz", *PICKLED))
+        folder = os.path.join(self.path, split, "")
+        while batch := [*itertools.islice(listed, _AT_ONCE)]:
+            files = [folder + as_name(path) for path, _ in batch]
+            for (path, label), file, usual in zip(batch, files, usual_arrays(files), strict=True):
+                yield path, label, file, usual
 
     def _include(self, arrays: Mapping[str, Array]) -> None:
         """Extend the schema to the arrays of a sample: their shapes may vary, their types not."""

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.contracts import LOOSE
+from shardkit.contracts import LOOSE, PackedEntries, ReadTogether
 from shardkit.errors import BadImage
+from shardkit.record_columns import described_columns
 from shardkit.sources.driver import Listing
 from shardkit.sources.folders import LocalFolder, is_split_name
 from shardkit.sources.images import require_machine
@@ -29,7 +30,7 @@ from shardkit.sources.inputs import OpenedFile, reading
 from shardkit.sources.labels import Value, label_of
 from shardkit.sources.zip_file import Member, enter_member, member_in, read_head, read_member
 from shardkit.system import compiled
-from shardkit.system.files import as_text
+from shardkit.system.files import as_name, as_text
 from shardkit.system.npy import npy_header
 from shardkit.system.text import quoted
 
@@ -254,20 +255,31 @@ def _read(view: OpenedFile | _Bytes, offset: int, size: int) -> bytes:
     return data
 
 
-def read_values(
-    paths: Sequence[str],
-    stamps: Sequence[int],
+def read_records(
+    folder: str,
+    entries: PackedEntries,
+    stored: str,
     kind: tuple[tuple[int, ...], np.dtype[np.generic]],
-) -> list[bytes | None]:
-    """Return the values of .npy files as NumPy writes them, which were not changed since a scan.
+) -> ReadTogether:
+    """Return the records of .npy files as NumPy writes them, which were not changed since a scan.
 
-    ``kind`` is the shape and type of their arrays. It returns None for any other file.
+    The values become the field ``stored``. ``kind`` is the shape and type of their arrays. It
+    returns None for any other file.
     """
     header = npy_header(*kind)
     shape, dtype = kind
     size = len(header) + math.prod(shape) * dtype.itemsize
-    stats = np.full(len(paths), size), np.array(stamps)
-    return compiled.read_files([*map(os.fsencode, paths)], stats, header)
+    stats = np.full(len(entries), size), np.array(entries.numbers("stamp"))
+    paths = entries.paths()
+    contents = compiled.read_files([os.fsencode(folder + as_name(p)) for p in paths], stats, header)
+    labels = entries.numbers("label")
+    records = described_columns(entries.keys(), paths, labels, {stored: contents})
+    if None not in contents:
+        return records
+    return [
+        None if content is None else record
+        for content, record in zip(contents, records, strict=True)
+    ]
 
 
 def labels_of(path: str, member: str, name: str, rows: int) -> Iterator[Value]:
@@ -320,17 +332,18 @@ def walk(root: Path, listing: Listing, suffixes: Sequence[str]) -> Iterator[tupl
     """Yield path and class of each array file in the folders of ``root``, or in ``root`` itself."""
     tops = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     for top in [name for name in tops if not name.startswith(".")] or [""]:
+        label = as_text(top) or None
         for folder, inner, names in os.walk(root / top):
             inner.sort(key=as_text)
             if not top:
                 inner.clear()
-            above = os.path.relpath(folder, root) if top else ""
+            above = os.path.join(os.path.relpath(folder, root), "") if top else ""
             for name in sorted(names, key=as_text):
-                path = as_text(os.path.join(above, name))
+                path = as_text(above + name)
                 if name.startswith(".") or not name.endswith(tuple(suffixes)):
                     listing.ignore(path, f"not an {suffixes[0]} file")
                 else:
-                    yield path, as_text(top) or None
+                    yield path, label
     if tops:
         for entry in sorted(os.scandir(root), key=lambda item: item.name):
             if not entry.is_dir():

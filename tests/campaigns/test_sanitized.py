@@ -135,7 +135,8 @@ UNIT_TESTS = (
     *("codecs/test_measures.py", "codecs/test_planes.py", "codecs/test_png16.py"),
     *("conversion/test_bulk.py", "conversion/test_read_together.py"),
     *("conversion/test_scaled_jpegs.py", "dataset/test_filling.py", "formats/test_table.py"),
-    *("torch/data/test_reading_planes.py", "torch/data/test_view_operations.py"),
+    *("test_record_columns.py", "torch/data/test_reading_planes.py"),
+    "torch/data/test_view_operations.py",
 )
 """Those that call the compiled module most."""
 

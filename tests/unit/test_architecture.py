@@ -22,6 +22,7 @@ LAYERS = (
     "options",
     "system",
     "record",
+    "record_columns",
     "codecs",
     "kinds",
     "recipe",

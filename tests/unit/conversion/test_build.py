@@ -193,8 +193,10 @@ def test_a_failing_disk_is_reported_and_leaves_nothing(
 
         with monkeypatch.context() as patch:
             patch.setattr(get_format(to).write, method, fail)
-            if method == "write" and (chunks := get_format(to).chunks):
-                patch.setitem(vars(chunks), "append", fail)
+            if method == "write":
+                patch.setitem(vars(get_format(to)), "write_all", fail)
+                if chunks := get_format(to).chunks:
+                    patch.setitem(vars(chunks), "append", fail)
             with pytest.raises(ConversionFailed, match=message):
                 carry_out(task)
         assert os.listdir(task.folder) == []
