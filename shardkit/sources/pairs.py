@@ -102,6 +102,8 @@ class Pairs(AnnotatedSource):
 
     kind = "pairs"
     options: PairsOptions
+    _other_masks: Sequence[str] = ()
+    """A note on folders that may be masks, too, if the user chose none."""
 
     def __init__(self, path: str | Path, options: PairsOptions) -> None:
         super().__init__(path, options)
@@ -124,6 +126,7 @@ class Pairs(AnnotatedSource):
         self._layout = layout
         self.splits = layout.tops
         if not masks:
+            self._other_masks = _note_other_masks(seen, layout)
             several = len(layout.masks) > 1
             names = [_field_name(name) if several else "mask" for name in layout.masks]
             masks = [*map(Kept, names, layout.masks)]
@@ -248,6 +251,7 @@ class Pairs(AnnotatedSource):
         next(iter(listings.values())).ignored += [*alone, *unused]
         self.notes += [] if self._layout.lists else self._lost_labels(images)
         folders = sorted({stem.partition("/")[0] for stem in images if "/" in stem})
+        self.notes += self._other_masks
         if len(folders) > 1 and not self._beside:
             top = Path(self.root, self._layout.folder(next(iter(self.splits)), self._layout.images))
             self.notes.append(
@@ -457,6 +461,20 @@ def _in_siblings(seen: Overview) -> Iterator[Recognition]:
             yield Recognition(evidence)
         for pattern in patterns[0] if len(patterns) == 1 < len(patterns[0]) else ():
             yield Recognition(f"{evidence}, masks {pattern}", words=("--pattern", pattern))
+
+
+def _note_other_masks(seen: Overview, layout: _Layout) -> list[str]:
+    """Return a note on other folders with as many images as that of masks, if there are some."""
+    top, after = next(iter(layout.tops.values()))
+    count = len(seen.images(f"{top}{layout.masks[0]}"))
+    names = [] if after or not count else seen.folders(top.rstrip("/"))
+    read = (layout.images, *layout.masks)
+    others = [name for name in names if name not in read and len(seen.images(top + name)) == count]
+    choice = ",".join(f"{_field_name(name)}={name}" for name in (*layout.masks, *others))
+    return [
+        f"{', '.join(others)} may contain masks, which are not read; to read all, pass "
+        f"{setting('masks', choice)}"
+    ][: len(others)]
 
 
 def _stems_in(seen: Overview, folder: str) -> dict[str, str]:

@@ -389,3 +389,18 @@ def test_archives_next_to_folders_of_images_need_a_choice() -> None:
     refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=facts)
     assert run_main("convert", "imagefolder", source, "OUT", "--to", "lmdb").returncode == 0
     assert labels(Path("OUT/val")) == {"a/1.jpg": "a", "b/1.jpg": "b"}
+
+
+def test_a_second_folder_of_masks_is_noted() -> None:
+    """As in DRIVE, whose folder `mask` has the field of view, and not the vessels."""
+    files = {
+        f"DRIVE/{split}/{name}": png(mode="L")
+        for split in ("training", "test")
+        for name in ("images/21_x.png", "mask/21_x_mask.png", "1st_manual/21_x_manual1.png")
+    }
+    source = make_tree(Path("src"), files)
+    done = run_main("convert", source, "OUT", "--to", "lmdb")
+    masks = done.stdout.split("to read all, pass --masks ")[1].splitlines()[0]
+    words = ("--to", "lmdb", "--masks", masks)
+    assert run_main("convert", "pairs", source / "DRIVE", "BOTH", *words).returncode == 0
+    assert [*open_dataset("BOTH/test").schema] == ["image", "mask", "mask_1st_manual"]
