@@ -48,7 +48,7 @@ from shardkit.record import (
 )
 from shardkit.system import compiled
 from shardkit.system.late import load
-from shardkit.system.text import quoted, shortened
+from shardkit.system.text import fault, quoted, shortened
 
 _READ_ROWS = 64
 """Records read at a time and held in memory together."""
@@ -256,11 +256,10 @@ class ShardRecords:
             return [self._index(record, row) for row, record in zip(rows, records, strict=True)]
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise_interruption(error)
-            where = f"row {rows[0]}" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]}"
-            raise CorruptShard(
-                f"{self._path} is damaged: {type(error).__name__}: "
-                f"{shortened(str(error), _LONGEST_REASON)} in {where}"
-            ) from error
+            if len(rows) > 1:
+                return [self.read([row])[0] for row in rows]  # the message names one row
+            reason = shortened(fault(error), _LONGEST_REASON)
+            raise CorruptShard(f"{self._path} is damaged at row {rows[0]}: {reason}") from error
 
     def index(self, rows: range) -> IndexedRecords:
         """Return the index of neighboring records."""
@@ -291,7 +290,7 @@ class ShardRecords:
             table = self.reader.table(rows)
         indexed = keys = None
         sums = np.zeros(len(rows), np.uint32)
-        if table is not None and 0 < len(table.names) <= _MOST_NAMES:
+        if table is not None and META_FIELD in table.names and len(table.names) <= _MOST_NAMES:
             kinds = {name: self._numbers.get(name, _OTHER) for name in table.names}
             plain = load(_OTHERS)(self, table, kinds, window, found) if fields else True
             indexed = self.index_table(table, kinds, window, found.rows, sums if summed else None)

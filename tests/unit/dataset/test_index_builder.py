@@ -166,7 +166,7 @@ def test_one_odd_value_among_many_records_is_damage(storage: Format, tmp_path: P
             meta = {"path": str(number), "whole": value if number == 1 else usual}
             writer.write(Record(str(number), {"json": dump_json(meta)}))
         writer.close()
-        with refused(CorruptShard, path, "in rows 0 to 2"):
+        with refused(CorruptShard, path, "at row "):
             index_shard(storage, path)
 
 
@@ -194,6 +194,14 @@ def test_unreadable_metadata_is_damage(storage: Format, tmp_path: Path) -> None:
         path = write(storage, tmp_path / what, [make_record(0), make_record(1, json=meta)])
         with refused(CorruptShard, path):
             index_shard(storage, path)
+
+
+def test_records_of_arrays_need_metadata_too(storage: Format, tmp_path: Path) -> None:
+    meta = {"schema": describe_schema({"latent": Field("array", "float16", (2, 3))})}
+    record = Record("a", {"latent.npy": bytes(12)})
+    path = write_shard(storage, tmp_path / "shard", [record], meta=meta)
+    with refused(CorruptShard, path, "row 0", "path"):
+        index_shard(storage, path)
 
 
 def test_a_label_that_is_not_a_number_is_damage(tmp_path: Path) -> None:
