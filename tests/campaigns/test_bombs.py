@@ -80,7 +80,7 @@ BOMBS: dict[str, tuple[str, Make, str]] = {
     "empty rows": (
         "hdf5",
         lambda path: bombs.hdf5_of_empty_rows(path, 300_000, key=b"k"),
-        "rows 0 to 63",
+        "at row 0",
     ),
     "a giant key": (
         "hdf5",

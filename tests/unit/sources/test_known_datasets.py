@@ -6,8 +6,9 @@ The expected values are written by hand.
 from __future__ import annotations
 
 import json
+import os
 import shlex
-import subprocess
+import sys
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import encoded, jpeg, make_tree, png, run_main
+from helpers import encoded, execute, jpeg, make_tree, png, run_main
 from PIL import Image
 from refusals import refused, refuses
 
@@ -68,7 +69,8 @@ def run_way(message: str) -> None:
             done = run_main(*shlex.split(command)[1:])
             assert done.returncode == 0, done.stderr
         else:
-            subprocess.run(["bash", "-ec", command], check=True)
+            path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+            execute("bash", "-ec", command, env={"PATH": path}, check=True)
 
 
 PLACES = {
