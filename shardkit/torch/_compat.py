@@ -6,6 +6,7 @@ checks that no other module uses private names.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -16,7 +17,8 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch.utils.data._utils import fetch, signal_handling
+from torch.utils.data._utils import fetch
+from torch.utils.data._utils import worker as worker_loop
 
 
 def new_shared_storage(size: int) -> torch.UntypedStorage:
@@ -28,28 +30,24 @@ def new_shared_storage(size: int) -> torch.UntypedStorage:
     return storage
 
 
-def set_timeout(iterator: Any, seconds: float) -> None:
-    """Set how long the iterator of a ``DataLoader`` waits for its next batch.
-
-    With 0 there is no limit, and it checks every 5 s that its workers live.
-    """
-    iterator._timeout = seconds
-
-
 _HANDOVER = threading.local()
 _connect: Callable[[Any], Any] = connection.SocketClient  # type: ignore[attr-defined]
 
 
-def next_within(iterator: Any, seconds: float) -> Any:
-    """Return the next item of a ``DataLoader``'s iterator.
+def call_within(seconds: float, function: Callable[..., Any], *values: Any) -> Any:
+    """Call a function that unpickles shared tensors.
 
     A worker passes file descriptors through a socket. If it was stopped meanwhile, reading there
-    blocks, whatever the timeout of the ``DataLoader``. Raises BlockingIOError after so many
-    seconds; 0 waits forever.
+    blocks. Raises BlockingIOError after so many seconds; 0 waits forever. Raises OSError if this
+    process may not open more files.
     """
     _HANDOVER.seconds = seconds
     try:
-        return next(iterator)
+        return function(*values)
+    except RuntimeError as error:
+        if "ancdata" not in str(error):
+            raise
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
     finally:
         _HANDOVER.seconds = 0
 
@@ -66,48 +64,16 @@ def _connect_limited(address: Any) -> Any:
 connection.SocketClient = _connect_limited  # type: ignore[attr-defined]
 
 
-def is_timeout(error: BaseException) -> bool:
-    """Return whether a ``DataLoader`` raised this because no batch arrived in time."""
-    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader timed out after")
-
-
-def is_dead_worker(error: BaseException) -> bool:
-    """Return whether a ``DataLoader`` raised this because a worker process died."""
-    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
-
-
-def worker_processes(iterator: Any) -> list[Any]:
-    """Return the worker processes of a ``DataLoader`` iterator; empty without workers."""
-    return list(getattr(iterator, "_workers", ()))
+def set_worker_info(worker: int, count: int, seed: int, dataset: Any) -> None:
+    """Set what ``torch.utils.data.get_worker_info`` returns in this process."""
+    worker_loop._worker_info = worker_loop.WorkerInfo(
+        id=worker, num_workers=count, seed=seed, dataset=dataset
+    )
 
 
 def shut_down(iterator: Any) -> None:
     """Stop the workers of a ``DataLoader`` iterator."""
     iterator._shutdown_workers()
-
-
-def stop_pinning(iterator: Any, seconds: float) -> None:
-    """Stop the thread that pins batches, while the workers still hand their memory over.
-
-    It would end with a traceback if they were stopped first. One that is blocked is left alone.
-    """
-    if getattr(iterator, "_pin_memory_thread", None) is not None:
-        iterator._pin_memory_thread_done_event.set()
-        iterator._worker_result_queue.put((None, None))  # wakes it up
-        iterator._pin_memory_thread.join(seconds)
-
-
-def unwatch(iterator: Any) -> None:
-    """Keep PyTorch from raising an exception, wherever the main thread is, when a worker ends."""
-    if getattr(iterator, "_worker_pids_set", False):  # else an iterator at its address cannot start
-        signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
-        iterator._worker_pids_set = False
-
-
-def disown(iterator: Any) -> None:
-    """Keep a forked copy of a ``DataLoader`` iterator from stopping its parent's workers."""
-    iterator._shutdown = True
-    unwatch(iterator)
 
 
 def forget_iterator(loader: Any) -> None:
@@ -124,15 +90,6 @@ def fetch_codes() -> set[CodeType]:
     """Return the code of the functions in which a ``DataLoader`` reads samples."""
     fetchers = fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher
     return {fetcher.fetch.__code__ for fetcher in fetchers}
-
-
-def forget_workers(iterator: Any) -> None:
-    """Keep a ``DataLoader`` iterator whose workers were stopped from telling them to stop.
-
-    A worker that was killed while it checked PyTorch's event took its lock with it, and PyTorch
-    would wait forever to set the event.
-    """
-    iterator._workers_done_event = threading.Event()
 
 
 def forkserver_preload() -> list[str] | None:

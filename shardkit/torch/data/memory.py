@@ -142,6 +142,8 @@ def pin(batch: Any) -> Any:
     if isinstance(batch, torch.Tensor):
         is_dense = batch.device.type == "cpu" and batch.layout == torch.strided
         return batch.pin_memory() if is_dense and not batch.is_pinned() else batch
+    if hasattr(batch, "pin_memory"):  # as PyTorch does with a user's type
+        return batch.pin_memory()
     return map_tensors(pin, batch)
 
 

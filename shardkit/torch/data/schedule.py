@@ -47,6 +47,26 @@ class Request(NamedTuple):
         """`repeats` as a list; empty if no row repeats."""
         return [] if self.repeats is None else list(self.repeats.tolist())
 
+    def packed(self) -> PackedRequest:
+        """Return this as values of types that ``marshal`` knows."""
+        numbers = int(self.epoch), int(self.seed), int(self.padding), int(self.consumed)
+        repeats = None if self.repeats is None else _bytes(self.repeats)
+        return *numbers, _bytes(self.rows), _bytes(self.ahead), repeats
+
+    @classmethod
+    def unpacked(cls, packed: PackedRequest) -> Request:
+        """Return the request that was `packed`."""
+        epoch, seed, padding, consumed, rows, ahead, repeats = packed
+        return cls(
+            epoch=epoch,
+            seed=seed,
+            rows=_array(rows),
+            padding=padding,
+            consumed=consumed,
+            ahead=_array(ahead),
+            repeats=None if repeats is None else _array(repeats),
+        )
+
     def at(self, positions: list[int]) -> Request:
         """Return a request of the samples at some positions of the batch, without readahead."""
         first_repeated = len(self.rows) - self.padding
@@ -63,6 +83,18 @@ class Request(NamedTuple):
             return self
         assert self.repeats is not None, "samples with views are numbered"
         return self._replace(repeats=view_number(self.repeats, view, views))
+
+
+PackedRequest = tuple[int, int, int, int, bytes, bytes, bytes | None]
+"""The values of a `Request`, its arrays as bytes."""
+
+
+def _bytes(values: Positions) -> bytes:
+    return np.asarray(values, np.int64).tobytes()
+
+
+def _array(values: bytes) -> Positions:
+    return np.frombuffer(bytearray(values), np.int64)
 
 
 def view_number(number: _Number, view: int, views: int) -> _Number:

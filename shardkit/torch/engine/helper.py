@@ -14,15 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from shardkit.torch.data.memory import full_explained
-from shardkit.torch.data.schedule import Request
-from shardkit.torch.engine.failure import Failure
+from shardkit.torch.data.schedule import PackedRequest, Request
 from shardkit.torch.engine.fetch import Batches, Fetch
 from shardkit.torch.engine.options import Settings
 from shardkit.torch.engine.processes import Answers, ProcessEngine, Remote, Requests, failure
-from shardkit.torch.engine.ring import Ring
+from shardkit.torch.engine.ring import Ring, Slots
 from shardkit.torch.engine.threads import ThreadEngine
 
 _CALLS = 2
@@ -48,17 +46,9 @@ class HelperEngine(ProcessEngine):
         )
         super().__init__(fetch, process_settings)
         self._settings = settings
-        self._here = ThreadEngine(fetch, settings)
-        self._source = _Calls(self._here)
+        self._source = _Calls(ThreadEngine(fetch, settings))
         self._threads = settings.num_workers
         self._slots = self.blocks(settings)
-
-    def run(self, requests: Iterator[Request]) -> Batches:
-        """Yield each request with its batch.
-
-        Raises LoaderFailed if the helper dies or a batch exceeds the timeout.
-        """
-        return super().run(requests) if self._workers else self._here.run(requests)
 
     @staticmethod
     def blocks(settings: Settings) -> int:
@@ -78,14 +68,12 @@ class HelperEngine(ProcessEngine):
         """Return 1 and the calls under way: threads read several batches at once."""
         return 1, _CALLS
 
-    def _remote(self) -> _RemoteThreads:
-        return _RemoteThreads(self._fetch, self._ring, self._marks, self._settings)
+    def _remote(self, ring: Ring) -> _RemoteThreads:
+        return _RemoteThreads(self._fetch, ring, self._marks, self._settings)
 
-    def _generator(self) -> torch.Generator:
-        """Return a source of other random numbers in each helper, as in threads without a seed."""
-        generator = torch.Generator()
-        generator.seed()
-        return generator
+    def _seed(self) -> int:
+        """Return another seed for each helper, as in threads without a seed."""
+        return torch.Generator().seed() >> 2  # to which the number of a worker is added
 
 
 class _Call(NamedTuple):
@@ -93,7 +81,7 @@ class _Call(NamedTuple):
 
     is_first: bool
     """Whether it starts an iteration; the rest of the one before is dropped."""
-    requests: list[Request]
+    requests: list[PackedRequest]
     """Further requests, to be read in advance."""
     batches: int
     """Number of batches in the answer: as many as a thread reads at once."""
@@ -106,20 +94,20 @@ class _Calls(Requests):
         super().__init__()
         self._threads = threads
 
-    def __iter__(self) -> Iterator[_Call]:
+    def __iter__(self) -> Iterator[tuple[bool, list[PackedRequest], int]]:
         requests = super().__iter__()
         first = next(requests, None)
         if first is None:
             return
         together, ahead = self._threads.at_once()
         requests = itertools.chain([first], requests)
-        announced = list(itertools.islice(requests, ahead + together))
+        announced = [r.packed() for r in itertools.islice(requests, ahead + together)]
         waiting = len(announced)
         is_first = True
         while waiting:
             batches = min(together, waiting)
-            yield _Call(is_first, announced, batches)
-            announced = list(itertools.islice(requests, together))
+            yield is_first, announced, batches
+            announced = [r.packed() for r in itertools.islice(requests, together)]
             is_first = False
             waiting += len(announced) - batches
 
@@ -136,10 +124,8 @@ class _RemoteThreads(Remote):
         self._announced: deque[Request] = deque()
         self._batches: Batches | None = None
 
-    def __getitem__(self, call: _Call) -> Any:
-        worker = get_worker_info()
-        assert worker is not None
-        slots = self.slots(worker.id)
+    def _answers(self, message: tuple[Any, ...], slots: Slots) -> Answers:
+        call = _Call(*message)
         if call.is_first:
             if self._batches is not None:
                 self._batches.close()
@@ -147,7 +133,7 @@ class _RemoteThreads(Remote):
             marks = np.split(self._marks[0].numpy(), self._settings.num_workers)
             threads = ThreadEngine(self._fetch, self._settings, allocate=slots.new, marks=marks)
             self._batches = threads.run(_emptied(self._announced))
-        self._announced.extend(call.requests)
+        self._announced.extend(map(Request.unpacked, call.requests))
         assert self._batches is not None
         answers: Answers = []
         try:
@@ -158,11 +144,7 @@ class _RemoteThreads(Remote):
                     del batch
         except BaseException as error:
             answers.append((_UNKNOWN, failure(error, "in a thread of the helper")))
-        try:
-            with full_explained():
-                return slots.pack(answers)
-        except Exception as error:
-            return [(_UNKNOWN, Failure(error))]
+        return answers
 
 
 def _emptied(requests: deque[Request]) -> Iterator[Request]:

@@ -1,36 +1,33 @@
-"""The process engine: a DataLoader with persistent workers, for transforms that hold the GIL."""
+"""The process engine: worker processes, for transforms that hold the GIL."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
-import multiprocessing
 import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.multiprocessing
-from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from shardkit.errors import LoaderFailed
 from shardkit.system.bootstrap import guard_helpers
 from shardkit.system.turns import shared_turn
-from shardkit.torch import _compat
 from shardkit.torch.data.memory import full_explained
 from shardkit.torch.data.read_context import Allocate
-from shardkit.torch.data.schedule import Request
+from shardkit.torch.data.schedule import PackedRequest, Request
 from shardkit.torch.engine import preflight, workers
+from shardkit.torch.engine.crew import Crew, PinningCrew
 from shardkit.torch.engine.failure import Failure, is_from_worker
 from shardkit.torch.engine.fetch import Batches, Engine, Fetch
 from shardkit.torch.engine.options import LATE_REMEDY, Settings
 from shardkit.torch.engine.ring import Ring, Slots
+from shardkit.torch.engine.threads import ThreadEngine
 
 FILES_PER_BATCH = 2
 """File descriptors that a batch uses on its way from a worker process."""
@@ -56,6 +53,8 @@ class ProcessEngine(Engine):
         options = settings.options
         self._fetch = fetch
         self._workers = settings.num_workers
+        self._here = ThreadEngine(fetch, settings)
+        """The engine without workers."""
         self._together, self._each = self.at_once(fetch, settings)
         self._threads = 1
         """Reading threads of each process."""
@@ -69,9 +68,10 @@ class ProcessEngine(Engine):
         self._requested_method = options.start_method
         if self._workers and self._requested_method != "auto":
             workers.require_start(self._requested_method, fetch)
-        self._loader: DataLoader[Any] | None = None
         self._source: Requests = _Groups(self._together)
-        self._iterator: Any = None
+        self._crew: Crew | None = None
+        self._waiting = 0
+        """Messages that the crew has not answered yet."""
         self._owner = os.getpid()
         self._end: weakref.finalize[..., ProcessEngine] | None = None
 
@@ -92,29 +92,32 @@ class ProcessEngine(Engine):
 
         Raises LoaderFailed if a worker dies or a batch exceeds the timeout.
         """
-        if self._loader is None or not self._persistent or self._owner != os.getpid():
+        if not self._workers:
+            yield from self._here.run(requests)
+            return
+        if not self._persistent or self._owner != os.getpid():
             self.close()
-            self._loader = self._start()
-            self._owner = os.getpid()
-        self._source.begin(requests)
         try:
-            self._iterator = self._begin()
-            self._watch()
-            while (answers := self._next()) is not None:
+            crew = self._begin()
+            self._source.begin(requests)
+            messages = iter(self._source)
+            for message in itertools.islice(messages, self._each * self._workers):
+                self._ask(crew, message)
+            while self._waiting:
+                answers = self._next(crew)
+                for message in itertools.islice(messages, 1):
+                    self._ask(crew, message)
                 while answers:
                     batch_id, batch = answers.pop(0)
                     if isinstance(batch, Failure):
                         raise batch.rebuild()
-                    # PyTorch before 2.10 makes a list of each tuple that it pins.
-                    epoch, position = batch_id
-                    yield self._source.take((epoch, position)), batch
+                    yield self._source.take(batch_id), batch
                     del batch
         except GeneratorExit:
-            if not self._persistent:
+            if not self._persistent and self._crew is crew:
                 self.close()
             raise
         except BaseException as error:
-            _compat.unwatch(self._iterator)
             reason = self._explain(error)
             self.close()  # their results are not needed, and the next iteration starts new ones
             if reason is None:
@@ -123,54 +126,46 @@ class ProcessEngine(Engine):
         if not self._persistent:
             self.close()
 
-    def _begin(self) -> Any:
-        """Return PyTorch's iterator; persistent workers first finish the last iteration."""
-        if self._iterator is not None:
+    def _begin(self) -> Crew:
+        """Return the crew; one that is there first finishes the last iteration."""
+        if self._crew is None:
+            self._crew = self._start()
+            self._owner = os.getpid()
+            self._waiting = 0
+            # At interpreter shutdown, too.
+            self._end = weakref.finalize(self, self._crew.stop)
+        elif death := self._death():
+            raise LoaderFailed(death)
+        while self._waiting:
+            self._next(self._crew)
+        return self._crew
+
+    def _ask(self, crew: Crew, message: Any) -> None:
+        crew.ask(message)
+        self._waiting += 1
+
+    def _next(self, crew: Crew) -> Answers:
+        """Return the next batches."""
+        start = time.monotonic()
+        while not crew.wait(self._poll):
             if death := self._death():
                 raise LoaderFailed(death)
-            _compat.set_timeout(self._iterator, self._timeout)
-        before = set(multiprocessing.active_children())
+            if self._timeout and time.monotonic() - start >= self._timeout:
+                raise LoaderFailed(self._late())
         try:
-            assert self._loader is not None
-            iterator = iter(self._loader)
-        except RuntimeError as error:
-            if _compat.is_timeout(error):
-                raise LoaderFailed(self._late()) from None
-            raise
+            answers: Answers = crew.take()
+        except BlockingIOError:
+            raise LoaderFailed(self._late()) from None
         except OSError as error:
             if error.errno not in _LIMITS:
                 raise
-            for process in set(multiprocessing.active_children()) - before:
-                process.kill()  # PyTorch leaves those that have started
             raise LoaderFailed(
-                f"{self._workers} worker processes cannot be started: {error.strerror}",
-                remedy="Reduce num_workers, or raise the system limits (`ulimit -n -u`).",
+                f"a batch cannot be received from its worker process: {error.strerror}",
+                remedy="Keep fewer batches, raise the system limit (`ulimit -n`), or use "
+                "sharing_strategy='file_system'.",
             ) from error
-        if self._workers:
-            _compat.set_timeout(iterator, self._poll)
-        return iterator
-
-    def _next(self) -> Answers | None:
-        """Return the next batches, or None at the end.
-
-        PyTorch gets a short timeout and is called again: it checks on workers only at a timeout or
-        a signal, and those of a fork server send no signal.
-        """
-        start = time.monotonic()
-        while True:
-            try:
-                answers: Answers = _compat.next_within(self._iterator, self._timeout)
-            except StopIteration:
-                return None
-            except BlockingIOError:
-                raise LoaderFailed(self._late()) from None
-            except RuntimeError as error:
-                if not _compat.is_timeout(error):
-                    raise
-                if self._timeout and time.monotonic() - start >= self._timeout:
-                    raise LoaderFailed(self._late()) from None
-            else:
-                return answers
+        self._waiting -= 1
+        return answers
 
     @staticmethod
     def blocks(settings: Settings) -> int:
@@ -205,23 +200,14 @@ class ProcessEngine(Engine):
 
     def close(self) -> None:
         """Stop the worker processes, whatever they are doing."""
-        iterator, self._iterator = self._iterator, None
-        self._loader = None
-        if self._owner != os.getpid():  # a fork does not own the workers and their queues
-            if iterator is not None:
-                _compat.disown(iterator)
-            self._end = None
-            return
+        self._crew = None
         if self._end is not None:
             self._end()
             self._end = None
-        if iterator is not None and self._workers:
-            with contextlib.suppress(Exception):  # they may be dead already
-                _compat.shut_down(iterator)
 
     def start_problem(self) -> str | None:
         """Return why workers cannot start now, or None; no problem if they already run."""
-        if not self._workers or (self._loader is not None and self._persistent):
+        if not self._workers or (self._crew is not None and self._persistent):
             return None
         return workers.start_problem(self._requested_method, self._fetch)
 
@@ -235,81 +221,60 @@ class ProcessEngine(Engine):
             else self._requested_method
         )
 
-    def _watch(self) -> None:
-        """Stop the workers when this engine is freed, or at interpreter shutdown.
-
-        PyTorch would wait 5 s for each busy worker, and for each idle one if the garbage collector
-        freed their queues first.
-        """
-        if self._workers and self._end is None:
-            iterator = self._iterator
-            self._end = weakref.finalize(
-                self,
-                workers.end,
-                _compat.worker_processes(iterator),
-                os.getpid(),
-                iterator,
-            )
-
-    def _start(self) -> DataLoader[Any]:
-        count = self._workers
+    def _start(self) -> Crew:
         method = self.start_method()
-        if method is not None:
-            workers.require_start(method, self._fetch)
+        assert method is not None, "there are workers"
+        workers.require_start(method, self._fetch)
         with full_explained():
-            self._ring = Ring(count, self._slots * self._fetch.blocks)
-            self._marks = torch.full((max(1, count), self._threads), -1)
+            ring = Ring(self._workers, self._slots * self._fetch.blocks)
+            self._marks = torch.full((self._workers, self._threads), -1)
             self._marks.share_memory_()  # type: ignore[no-untyped-call]
-        if count:
-            guard_helpers()
-            workers.share_temporary_folder()
+        guard_helpers()
+        workers.share_temporary_folder()
         if method == "forkserver":
             workers.preload()
         if self._sharing is not None:  # both ends must agree
             torch.multiprocessing.set_sharing_strategy(self._sharing)  # type: ignore[no-untyped-call]
-        return DataLoader(
-            self._remote(),
-            batch_size=None,
-            sampler=self._source,
-            num_workers=count,
-            collate_fn=_as_it_is,
-            pin_memory=self._pinned,
-            timeout=self._poll if count else 0,
-            worker_init_fn=(
-                partial(workers.begin_worker, self._sharing, shared_turn(), self._is_low)
-                if count
-                else None
-            ),
-            prefetch_factor=self._each if count else None,
-            persistent_workers=count > 0,
-            generator=self._generator(),
-            multiprocessing_context=method,
+        setup = workers.Setup(
+            self._sharing, shared_turn(), self._is_low, self._seed(), self._fetch.dataset
         )
+        try:
+            crew = (PinningCrew if self._pinned else Crew)(
+                self._remote(ring).answer, ring.unpack, setup, self._workers, method
+            )
+            crew.timeout = self._timeout
+        except OSError as error:
+            if error.errno not in _LIMITS:
+                raise
+            raise LoaderFailed(
+                f"{self._workers} worker processes cannot be started: {error.strerror}",
+                remedy="Reduce num_workers, or raise the system limits (`ulimit -n -u`).",
+            ) from error
+        return crew
 
-    def _remote(self) -> Remote:
-        """Return the dataset for a new ``DataLoader``."""
-        return _RemoteFetch(self._fetch, self._ring, self._marks)
+    def _remote(self, ring: Ring) -> Remote:
+        """Return what new workers do."""
+        return _RemoteFetch(self._fetch, ring, self._marks)
 
-    def _generator(self) -> torch.Generator:
-        """Return the source of the workers' seeds; iterating must not draw from the global one."""
-        return torch.Generator()
+    def _seed(self) -> int:
+        """Return a seed for the workers' global generators."""
+        return 0
 
     def _explain(self, error: BaseException) -> str | None:
-        """Return a message for an error that PyTorch raised for its workers, or None."""
-        if not self._workers or is_from_worker(error):
+        """Return a message for an error that has no other cause than the death of a worker."""
+        if self._crew is None or is_from_worker(error):
             return None
-        if isinstance(error, (EOFError, ConnectionError)):  # it died while it handed memory over
-            workers.wait_for_one(_compat.worker_processes(self._iterator))
-            return self._death()
-        if not _compat.is_dead_worker(error):
+        if not isinstance(error, (EOFError, ConnectionError)):
             return None
-        return self._death() or f"a worker process died: {error}."
+        workers.wait_for_one(self._crew.processes)
+        return self._death() or "a worker process has closed its connection."
 
     def _death(self) -> str | None:
         """Return a message on workers that have died, with the cause, or None."""
+        assert self._crew is not None
         dead = [
             (number, process.exitcode)
-            for number, process in enumerate(_compat.worker_processes(self._iterator))
+            for number, process in enumerate(self._crew.processes)
             if process.exitcode is not None
         ]
         if not dead:
@@ -331,7 +296,7 @@ class ProcessEngine(Engine):
 
 
 class Requests:
-    """The sampler of the ``DataLoader``: yields requests, and keeps them until answered."""
+    """Turns requests into messages, and keeps them until answered."""
 
     def __init__(self) -> None:
         self._coming: Iterator[Request] = iter(())
@@ -359,9 +324,9 @@ class _Groups(Requests):
         super().__init__()
         self._together = together
 
-    def __iter__(self) -> Iterator[list[Request]]:
+    def __iter__(self) -> Iterator[list[PackedRequest]]:
         requests = super().__iter__()
-        while group := list(itertools.islice(requests, self._together)):
+        while group := [r.packed() for r in itertools.islice(requests, self._together)]:
             yield group
 
 
@@ -369,33 +334,42 @@ Answers = list[tuple[tuple[int, int], Any]]
 """Batches with the positions of their requests. The last may be the `Failure` of the next batch."""
 
 
-class Remote(Dataset[Any]):
-    """The dataset in a worker process: it reads requests, and sends batches through its slots."""
+class Remote:
+    """What a worker process does: it reads requests, and sends batches through its slots."""
 
     def __init__(self, fetch: Fetch, ring: Ring) -> None:
         self._fetch = fetch
-        self._ring = ring.number
         self._flags = ring.flags
         self._slots: Slots | None = None
 
     def slots(self, worker: int) -> Slots:
         """Return the slots of this worker."""
         if self._slots is None:
-            self._slots = Slots(self._ring, worker, self._flags)
+            self._slots = Slots(worker, self._flags)
         return self._slots
+
+    def answer(self, message: Any, worker: int) -> bytes:
+        """Return the pickled batches that a message asks for."""
+        slots = self.slots(worker)
+        answers = self._answers(message, slots)
+        try:
+            with full_explained():
+                return slots.pack(answers)
+        except Exception as error:
+            return slots.pack([(answers[0][0], Failure(error))])
+
+    def _answers(self, message: Any, slots: Slots) -> Answers:
+        """Return the batches that a message asks for."""
+        raise NotImplementedError
 
 
 def failure(error: BaseException, where: str) -> Failure:
     """Return the `Failure` to send. An error that would end a loop or process becomes another."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return Failure(error)
-    return Failure(_raised(error, where))
-
-
-def _raised(error: BaseException, where: str) -> LoaderFailed:
     failed = LoaderFailed(f"{type(error).__name__} was raised ({error}) {where}")
     failed.__cause__ = error
-    return failed
+    return Failure(failed)
 
 
 class _RemoteFetch(Remote):
@@ -405,12 +379,9 @@ class _RemoteFetch(Remote):
         super().__init__(fetch, ring)
         self._marks = marks
 
-    def __getitem__(self, requests: list[Request]) -> Any:
-        worker = get_worker_info()
-        if worker is None:
-            return [(request.batch_id, self._read_here(request)) for request in requests]
-        slots = self.slots(worker.id)
-        mark = self._marks.numpy()[worker.id]
+    def _answers(self, message: list[PackedRequest], slots: Slots) -> Answers:
+        requests = list(map(Request.unpacked, message))
+        mark = self._marks.numpy()[slots.worker]
         mark[0] = requests[0].rows[0]
         answers: Answers = []
         try:
@@ -421,22 +392,10 @@ class _RemoteFetch(Remote):
                     del batch
         except (Exception, SystemExit) as error:
             request = requests[len(answers)]
-            answers.append((request.batch_id, failure(error, self._where(request))))
-        try:
-            with full_explained():
-                return slots.pack(answers)
-        except Exception as error:
-            return [(requests[0].batch_id, Failure(error))]
-
-    def _read_here(self, request: Request) -> Any:
-        """Return a batch in the main process."""
-        try:
-            return self._fetch(request)
-        except StopIteration as error:  # for PyTorch, the end of the epoch
-            raise _raised(error, self._where(request)) from error
-
-    def _where(self, request: Request) -> str:
-        return f"in the batch that starts with {self._fetch.name(int(request.rows[0]))}"
+            first = self._fetch.name(int(request.rows[0]))
+            where = f"in the batch that starts with {first}"
+            answers.append((request.batch_id, failure(error, where)))
+        return answers
 
     def _read(
         self, requests: list[Request], allocate: Allocate, mark: npt.NDArray[np.int64]
@@ -445,7 +404,3 @@ class _RemoteFetch(Remote):
         if len(requests) == 1:  # without a generator, which would change a StopIteration
             return [self._fetch(requests[0], allocate=allocate, mark=mark)]
         return self._fetch.read_several(requests, allocate=allocate, alone=True, mark=mark)
-
-
-def _as_it_is(answers: Answers) -> Answers:
-    return answers

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from multiprocessing import connection, util
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing
@@ -23,9 +23,10 @@ from shardkit.system.priority import lower_priority
 from shardkit.system.turns import Turn, join_turn
 from shardkit.torch import _compat
 from shardkit.torch.data.memory import SHARED_MEMORY, finish_shared, remove_left
+from shardkit.torch.data.read_context import seed_globals
 from shardkit.torch.engine.fetch import Fetch
 
-_STOP_SECONDS = 1.0
+STOP_SECONDS = 1.0
 """Seconds that a worker may take to stop before it is killed."""
 
 _REPEAT_SECONDS = 0.05
@@ -41,21 +42,11 @@ _PRELOAD = ("torch", "shardkit.torch.loader", "shardkit.torch.engine.processes")
 """Modules that a fork server imports once: workers then start in 0.1 s, not 2 s."""
 
 
-def end(processes: list[Any], owner: int, iterator: Any) -> None:
-    """Stop worker processes, if this process is ``owner`` and not a fork of it.
+def end(processes: list[Any]) -> None:
+    """Stop worker processes.
 
-    SIGTERM comes first: it ends a worker silently after its current call. Referenced from here, the
-    queues of PyTorch's ``iterator`` are no garbage yet if all of a loader is: else their pipes
-    would be closed first, and again by the threads with which PyTorch tells the workers to stop,
-    which could close another file.
+    SIGTERM comes first: it ends a worker silently after its current call.
     """
-    if os.getpid() != owner:
-        return
-    # Else PyTorch would raise an exception here, wherever the main thread is, for each that is
-    # killed. It still may for a worker of another loader.
-    _compat.unwatch(iterator)
-    with contextlib.suppress(RuntimeError, ValueError):  # at exit, or its queue is closed
-        _compat.stop_pinning(iterator, _STOP_SECONDS)
     for process in processes:
         with contextlib.suppress(RuntimeError):
             if process.is_alive():  # else another process may have its number by now
@@ -66,7 +57,6 @@ def end(processes: list[Any], owner: int, iterator: Any) -> None:
         with contextlib.suppress(RuntimeError):
             if process.is_alive():
                 _kill(process)
-    _compat.forget_workers(iterator)
 
 
 def _wait_for(process: Any) -> None:
@@ -76,7 +66,7 @@ def _wait_for(process: Any) -> None:
     for signals and that call, its handler would wait until the call returns: 5 s for the next
     request of an idle worker.
     """
-    end = time.monotonic() + _STOP_SECONDS
+    end = time.monotonic() + STOP_SECONDS
     process.join(_REPEAT_SECONDS)
     while process.is_alive() and time.monotonic() < end:
         process.terminate()
@@ -92,7 +82,7 @@ def _kill(process: Any) -> None:
         files = _shared_files(process.pid)
     finally:
         process.kill()
-    process.join(_STOP_SECONDS)
+    process.join(STOP_SECONDS)
     for file in files:
         with contextlib.suppress(OSError):
             os.unlink(file)
@@ -113,25 +103,41 @@ def wait_for_one(processes: list[Any]) -> None:
     """Wait a moment until one of some workers has ended."""
     if not processes:
         return
-    ended = connection.wait([process.sentinel for process in processes], _STOP_SECONDS)
+    ended = connection.wait([process.sentinel for process in processes], STOP_SECONDS)
     for process in processes:
         if process.sentinel in ended:
-            process.join(_STOP_SECONDS)
+            process.join(STOP_SECONDS)
 
 
-def begin_worker(sharing: str | None, turn: Turn, is_low: bool, _: int) -> None:
-    """Prepare a worker process: ignore Ctrl-C, limit OpenCV to one thread, set the priority."""
-    join_turn(turn)
-    if sharing is not None:
-        torch.multiprocessing.set_sharing_strategy(sharing)  # type: ignore[no-untyped-call]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _end_between_steps)
-    end_with_parent()
-    if is_low:  # from here on: the thread that watches the parent stays as it is
-        lower_priority()
-    opencv = sys.modules.get("cv2")
-    if opencv is not None:
-        opencv.setNumThreads(0)
+class Setup(NamedTuple):
+    """What a worker process prepares before it reads."""
+
+    sharing: str | None
+    """PyTorch's sharing strategy, if not the default."""
+    turn: Turn
+    is_low: bool
+    """Whether it lowers its priority."""
+    seed: int
+    """Seed of the global generators of worker 0; the next worker has the next one."""
+    dataset: Any
+    """The dataset that ``torch.utils.data.get_worker_info`` returns."""
+
+    def begin(self, worker: int, count: int) -> None:
+        """Prepare this process: ignore Ctrl-C, use one thread for tensors, set the priority."""
+        join_turn(self.turn)
+        if self.sharing is not None:
+            torch.multiprocessing.set_sharing_strategy(self.sharing)  # type: ignore[no-untyped-call]
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, _end_between_steps)
+        end_with_parent()
+        if self.is_low:  # from here on: the thread that watches the parent stays as it is
+            lower_priority()
+        torch.set_num_threads(1)
+        opencv = sys.modules.get("cv2")
+        if opencv is not None:
+            opencv.setNumThreads(0)
+        seed_globals(self.seed + worker)
+        _compat.set_worker_info(worker, count, self.seed + worker, self.dataset)
 
 
 def _end_between_steps(*_: object) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import multiprocessing
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data._utils import worker
 
 from shardkit.torch import _compat
 
@@ -53,15 +55,18 @@ def test_this_pytorch_has_all_private_names() -> None:
     iterator = iter(loader)
     try:
         assert _compat.persistent_iterator(loader) is iterator
-        (worker,) = _compat.worker_processes(iterator)
-        assert worker.is_alive()
-        assert {"_workers_done_event", "_worker_pids_set"} <= vars(iterator).keys()
-        _compat.set_timeout(iterator, 30)
         assert len(list(iterator)) == 4
     finally:
         _compat.shut_down(iterator)
         _compat.forget_iterator(loader)
-    assert not worker.is_alive()
+    assert multiprocessing.active_children() == []
     assert _compat.persistent_iterator(loader) is None
+    assert get_worker_info() is None
+    try:
+        _compat.set_worker_info(1, 2, 3, dataset)
+        info: Any = get_worker_info()
+        assert (info.id, info.num_workers, info.seed, info.dataset) == (1, 2, 3, dataset)
+    finally:
+        worker._worker_info = None
     server: Any = forkserver._forkserver
     assert _compat.forkserver_preload() == server._preload_modules

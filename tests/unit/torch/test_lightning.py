@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from engines import Crew
-from helpers import DEADLINE, make_dataset, make_tree, png
+from helpers import make_dataset, make_tree, png
 from lightning.pytorch.callbacks import ModelCheckpoint
 from loading import Print, Prints, prints, prints_of, row_order
 from ranks import in_ranks
@@ -419,12 +419,8 @@ def test_worker_processes_end_with_the_run(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_worker_processes_of_a_failed_run_end_with_its_garbage_collection(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PyTorch waits 5 s, here long, for each worker that was not told to end."""
+def test_worker_processes_of_a_failed_run_end_with_its_garbage_collection(root: Path) -> None:
     gc.collect()
-    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 10 * DEADLINE)
     crew = Crew()
     with pytest.raises(Stopped):
         trainer(root, StopAt("batch", 2, None)).fit(Recorder(), module(root, PROCESSES))

@@ -214,7 +214,6 @@ SCRIPT = """
 import os, sys, time
 from pathlib import Path
 import torch
-torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 600  # not 5 s for each worker
 from shardkit import make_loader, open_dataset
 
 notes = Path(sys.argv[1])

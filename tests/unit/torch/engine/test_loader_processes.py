@@ -12,20 +12,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import DEADLINE, execute, wait_until
+from helpers import execute
 from loading import BATCH, CROP, ROWS, SEED, crc, same
 from torch.utils.data import Dataset, Subset
-from torch.utils.data._utils import pin_memory
 
 from shardkit import Rank, make_loader, open_dataset
-from shardkit.torch.engine import workers
+from shardkit.errors import LoaderFailed, TransformFailed
 
 
 def in_processes(num_workers: int = 2, **options: Any) -> dict[str, Any]:
@@ -157,21 +155,47 @@ def test_the_next_epoch_waits_for_abandoned_requests(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("dropped", [False, True])
-def test_a_worker_that_dies_with_a_lock_blocks_nobody(root: Path, dropped: bool) -> None:
-    """SIGTERM may come while a worker looks whether it is to end; the lock of that stays locked."""
+def test_a_worker_that_died_blocks_nobody(root: Path, dropped: bool) -> None:
     dataset = open_dataset(root / "lmdb", decode=CROP)
     loader = make_loader(dataset, BATCH, **in_processes(1))
     batches = iter(loader)
     next(batches)
-    iterator = loader._engine._iterator  # type: ignore[attr-defined]
-    iterator._workers[0].kill()
-    iterator._workers[0].join()
-    iterator._workers_done_event._cond._lock.acquire(block=False)  # as the dead worker might
+    (worker,) = loader._engine._crew.processes  # type: ignore[attr-defined]
+    worker.kill()
+    worker.join()
     if dropped:
         del loader, batches
     else:
         loader.close()
-    iterator._shutdown_workers()
+
+
+class Positions(Dataset[int]):
+    """A dataset that reads batches, so large that their rows fill a socket."""
+
+    def __len__(self) -> int:
+        return 200_000
+
+    def __getitem__(self, row: int) -> int:
+        return row
+
+    def __getitems__(self, rows: Any) -> Any:
+        return rows[:]
+
+
+def as_text(rows: Any) -> tuple[bytes, int]:
+    """Return a batch that also fills a socket, and the sum of its rows."""
+    return b"x" * 1_000_000, sum(rows)
+
+
+def test_both_ends_may_send_more_than_a_socket_holds() -> None:
+    size = 50_000
+    options = in_processes(1, collate_fn=as_text, prefetch_factor=3)
+    with closing(make_loader(Positions(), size, **options)) as loader:
+        found = list(loader)
+    assert [len(text) for text, _ in found] == [1_000_000] * 4
+    assert [total for _, total in found] == [
+        sum(range(start, start + size)) for start in range(0, 200_000, size)
+    ]
 
 
 @pytest.mark.parametrize(("method", "length", "inside"), [("fork", 120, 0), ("forkserver", 0, 1)])
@@ -203,50 +227,58 @@ def test_workers_leave_no_folders_behind(
         assert list(folder.iterdir()) == []
 
 
-def test_closing_a_loader_that_pins_batches_prints_no_traceback(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PyTorch's thread takes batches from the workers; it must end before they do."""
-    queues: list[Any] = []
-    threads: list[threading.Thread] = []
-    pinned: list[torch.Tensor] = []
-    is_dead = threading.Event()
-    loop, terminate = pin_memory._pin_memory_loop, BaseProcess.terminate
-
-    def watched(queue: Any, *others: Any) -> None:
-        queues.append(queue)
-        threads.append(threading.current_thread())
-        loop(queue, *others)
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Pretend that there is a CUDA device; return the threads that pin tensors."""
+    threads: list[str] = []
 
     def pin(tensor: torch.Tensor) -> torch.Tensor:
-        pinned.append(tensor)
-        if len(pinned) > 2:  # image and label of the first batch
-            is_dead.wait(DEADLINE)
+        threads.append(threading.current_thread().name)
         return tensor.clone()
 
-    def kill(process: BaseProcess) -> None:
-        terminate(process)
-        process.join()
-        is_dead.set()
-        threads[0].join(DEADLINE)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    return threads
 
-    for place, name, value in (
-        (torch.cuda, "is_available", lambda: True),
-        (torch.accelerator, "is_available", lambda: True),
-        (torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cpu")),
-        (torch.accelerator, "current_device_index", lambda: 0),
-        (torch.accelerator, "set_device_index", lambda _: None),
-        (torch.Tensor, "pin_memory", pin),
-        (pin_memory, "_pin_memory_loop", watched),
-        (BaseProcess, "terminate", kill),
-        (workers, "_STOP_SECONDS", 0.01),  # for the thread, which waits for the worker's end here
-    ):
-        monkeypatch.setattr(place, name, value)
+
+@pytest.mark.parametrize("engine", ["helper", "process"])
+def test_a_thread_pins_batches(root: Path, engine: str, pinned: list[str]) -> None:
+    dataset = open_dataset(root / "lmdb", CROP)
+    expected = list(make_loader(dataset, BATCH, num_workers=0, pin_memory=False))
+    options = {**in_processes(1, pin_memory=True), "engine": engine}
+    with closing(make_loader(dataset, BATCH, **options)) as loader:
+        assert same(list(loader), expected)
+        next(iter(loader))
+        loader.set_epoch(0)
+        assert same(list(loader), expected)
+    assert set(pinned) == {"shardkit-pin"}
+    assert len(pinned) >= 2 * 2 * len(expected), "image and label of each batch"
+
+
+def refuse(_: Any) -> None:
+    raise OverflowError("no such image")
+
+
+@pytest.mark.usefixtures("pinned")
+def test_a_loader_that_pins_batches_raises_errors_and_closes_without_a_traceback(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     errors: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: errors.append(args.exc_value))
-    dataset = open_dataset(root / "lmdb", CROP)
     options = in_processes(1, pin_memory=True, prefetch_factor=2)
-    with closing(make_loader(dataset, BATCH, **options)) as loader:
+    refusing = make_loader(open_dataset(root / "lmdb", refuse, decode="torch"), BATCH, **options)
+    with closing(refusing) as loader, pytest.raises(TransformFailed, match="no such image"):
+        list(loader)
+    with closing(make_loader(open_dataset(root / "lmdb", CROP), BATCH, **options)) as loader:
+        batches = iter(loader)
+        next(batches)
+        (worker,) = loader._engine._crew.processes  # type: ignore[attr-defined]
+        worker.kill()
+        with pytest.raises(LoaderFailed, match="SIGKILL"):
+            list(batches)
+    with closing(make_loader(open_dataset(root / "lmdb", CROP), BATCH, **options)) as loader:
         next(iter(loader))
-        wait_until(lambda: len(pinned) > 2 and not queues[0].empty(), "a batch behind the one held")
     assert errors == []
+    assert "shardkit-pin" not in {thread.name for thread in threading.enumerate()}

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from multiprocessing.synchronize import Event
-from types import SimpleNamespace
 
 from shardkit.torch.engine import workers
 
@@ -26,6 +25,6 @@ def test_a_worker_that_misses_a_signal_still_stops_by_itself() -> None:
     process.start()
     assert ready.wait(60)
 
-    workers.end([process], os.getpid(), SimpleNamespace())
+    workers.end([process])
 
     assert process.exitcode == 0  # -9 if it was killed
