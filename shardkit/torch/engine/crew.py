@@ -1,7 +1,7 @@
 """Worker processes that answer messages, each through a socket of its own.
 
 They take turns, and each answers in order. So the next answer always comes from a known socket,
-often without waiting, and usually no thread or lock takes part.
+often without waiting.
 """
 
 from __future__ import annotations
@@ -155,7 +155,6 @@ class _Line:
         self.socket = end
         self._unsent = bytearray()
         self._sending = threading.Lock()
-        self._finishing = threading.Lock()
         self._readable = select.poll()
         self._readable.register(end, select.POLLIN)
         self._usable = select.poll()
@@ -170,12 +169,6 @@ class _Line:
             self._unsent += len(message).to_bytes(_SIZE_BYTES, "little")
             self._unsent += message
         self._send_some()
-
-    def send_at_once(self, message: bytes) -> None:
-        """Send a message; what the other end has no room for is sent by a thread."""
-        self.send(message)
-        if self._unsent:
-            threading.Thread(target=self._send_rest, daemon=True).start()
 
     def wait(self, seconds: float) -> bool:
         """Wait for a message or the end of the other process, and return whether it is here."""
@@ -205,14 +198,6 @@ class _Line:
             while self._unsent:
                 del self._unsent[: self.socket.send(self._unsent, socket.MSG_DONTWAIT)]
 
-    def _send_rest(self) -> None:
-        poll = select.poll()
-        poll.register(self.socket, select.POLLOUT)
-        with self._finishing, contextlib.suppress(OSError):  # the other process may end
-            while self._unsent:
-                poll.poll()
-                self._send_some()
-
 
 def _work(
     end: socket.socket, answer: Answer, setup: workers.Setup, worker: int, count: int
@@ -220,7 +205,21 @@ def _work(
     """Answer messages until the main process ends; runs in a worker."""
     setup.begin(worker, count)
     line = _Line(end)
+    answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_send_all, args=(end, answers), daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             message = marshal.loads(line.receive())  # noqa: S302 - from the process that started us
-            line.send_at_once(answer(message, worker))
+            answers.put(answer(message, worker))
+
+
+def _send_all(end: socket.socket, answers: queue.SimpleQueue[bytes]) -> None:
+    """Send answers; runs in a thread of a worker, which reads ahead meanwhile.
+
+    Linux lets the receiver wait for the CPU of the sender, which it expects to sleep soon. So if
+    the thread that computes sent its answers, batches would arrive late on a busy machine.
+    """
+    with contextlib.suppress(OSError):  # the main process has ended
+        while True:
+            message = answers.get()
+            end.sendall(len(message).to_bytes(_SIZE_BYTES, "little") + message)

@@ -19,7 +19,6 @@ from shardkit.errors import LoaderFailed
 from shardkit.system.bootstrap import guard_helpers
 from shardkit.system.turns import shared_turn
 from shardkit.torch.data.memory import full_explained
-from shardkit.torch.data.read_context import Allocate
 from shardkit.torch.data.schedule import PackedRequest, Request
 from shardkit.torch.engine import preflight, workers
 from shardkit.torch.engine.crew import Crew, PinningCrew
@@ -386,7 +385,7 @@ class _RemoteFetch(Remote):
         answers: Answers = []
         try:
             with full_explained():
-                batches = self._read(requests, slots.new, mark)
+                batches = self._read(requests, slots, mark)
                 for request, batch in zip(requests, batches, strict=True):
                     answers.append((request.batch_id, batch))
                     del batch
@@ -398,9 +397,9 @@ class _RemoteFetch(Remote):
         return answers
 
     def _read(
-        self, requests: list[Request], allocate: Allocate, mark: npt.NDArray[np.int64]
+        self, requests: list[Request], slots: Slots, mark: npt.NDArray[np.int64]
     ) -> Iterable[Any]:
         """Return the batches of requests."""
         if len(requests) == 1:  # without a generator, which would change a StopIteration
-            return [self._fetch(requests[0], allocate=allocate, mark=mark)]
-        return self._fetch.read_several(requests, allocate=allocate, alone=True, mark=mark)
+            return [self._fetch(requests[0], allocate=slots.new, mark=mark)]
+        return self._fetch.read_several(requests, allocate=slots.new, alone=True, mark=mark)
