@@ -216,7 +216,7 @@ def test_loaders_that_are_closed_early_leave_no_shared_memory() -> None:
         batches = iter(loader)
         for _ in range(1 + number % 3):
             next(batches)
-        pids |= {process.pid for process in loader._engine._iterator._workers}  # type: ignore[attr-defined]
+        pids |= {process.pid for process in loader._engine._crew.processes}  # type: ignore[attr-defined]
         loader.close()
     left = [each for pid in pids for each in shared.glob(f"torch_{pid}_*")]
     for each in left:

@@ -269,7 +269,7 @@ def test_a_loader_that_pins_batches_raises_errors_and_closes_without_a_traceback
     monkeypatch.setattr(threading, "excepthook", lambda args: errors.append(args.exc_value))
     options = in_processes(1, pin_memory=True, prefetch_factor=2)
     refusing = make_loader(open_dataset(root / "lmdb", refuse, decode="torch"), BATCH, **options)
-    with closing(refusing) as loader, pytest.raises(TransformFailed, match="no such image"):
+    with closing(refusing) as loader, pytest.raises(TransformFailed, match="OverflowError"):
         list(loader)
     with closing(make_loader(open_dataset(root / "lmdb", CROP), BATCH, **options)) as loader:
         batches = iter(loader)
