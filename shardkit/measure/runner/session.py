@@ -27,8 +27,11 @@ from shardkit.measure.runner.spec import LoadCost, LoaderSpec, StepSpec, StopCon
 from shardkit.torch.data.read_context import ReadContext, reading
 from shardkit.torch.prefetch import DevicePrefetcher
 
-_EPOCHS = 8
-"""Least length of an epoch in a multiple of the batches that count."""
+_EPOCH_TURNS = 16
+"""Least length of an epoch, in turns of the workers."""
+_MOST_TOGETHER = 64
+_TOGETHER_SECONDS = 0.05
+"""Most rows that are loaded together to learn what they cost, and how long that may take."""
 _DROPS = 5
 _PAUSE = 0.1
 _DROPPED = 0.01
@@ -65,14 +68,24 @@ def open_subject(session: Session, *, subject: Subject) -> SubjectInfo:
 
 
 def load_cost(session: Session, *, seconds: float) -> LoadCost:
-    """Load random rows in this thread for ``seconds``, and longer to learn how it holds the GIL."""
-    rows = itertools.cycle(np.random.default_rng(0).permutation(len(session.dataset)).tolist())
+    """Load random rows in this thread for ``seconds``, and longer to learn how it holds the GIL.
+
+    They are loaded together as a worker does, which takes half the time of one row after the other.
+    """
+    dataset = session.dataset
+    together = getattr(dataset, "__getitems__", lambda rows: [dataset[row] for row in rows])
+    rows = itertools.cycle(np.random.default_rng(0).permutation(len(dataset)).tolist())
     costs = list[Cost]()
+    count = 1
 
     def load() -> None:
-        costs.append(timed(lambda: session.dataset[next(rows)])[0])
+        batch = [next(rows) for _ in range(count)]
+        costs.append(timed(lambda: together(batch))[0] / count)
 
     with reading(ReadContext(seed=0, epoch=0)):
+        load()  # with imports
+        load()
+        count = max(1, min(_MOST_TOGETHER, int(_TOGETHER_SECONDS / max(costs[1][0], 1e-9))))
         held = held_fraction(load, seconds / 2)  # too much on a busy machine
         costs.clear()  # those with imports and the probe of the GIL
         end = time.perf_counter() + seconds
@@ -90,9 +103,9 @@ def measure(
     session.measured += 1
     use = steps.make_step(step)
     dataset = session.dataset
-    if stop.batches and isinstance(dataset, Subset):  # an epoch of all rows would rarely end
+    if stop.turn > 1 and isinstance(dataset, Subset):  # an epoch of all rows would rarely end
         all_rows: Any = dataset.dataset
-        least = min(len(all_rows), _EPOCHS * stop.batches * loader.batch_size)
+        least = min(len(all_rows), _EPOCH_TURNS * stop.turn * loader.batch_size)
         dataset = Subset(all_rows, [*dataset.indices] * -(-least // len(dataset)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

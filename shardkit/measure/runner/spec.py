@@ -121,9 +121,9 @@ class StopCondition:
     """It ends with the first batch after this time."""
     epochs: int | None = None
     """It ends after this many epochs, if that is earlier."""
-    batches: int = 0
-    """It starts to count after this many batches, and ends after as many more, or later. A dataset
-    that is a sample is repeated for that."""
+    turn: int = 1
+    """Batches of a turn of all workers. Whole turns count, since a turn may end in a burst, and the
+    first two do not. A dataset that is a sample is repeated for that."""
     whole: bool = False
     """Measure from the start of the loader; otherwise the first fifth does not count."""
 

@@ -16,7 +16,8 @@ from shardkit.measure.runner.steps import Step
 from shardkit.torch.data.collate import count
 
 LEAD = 0.2
-"""Fraction of a measurement that comes first and does not count."""
+_LEAD_TURNS = 2
+"""Fraction of a measurement that comes first and does not count, and the least turns of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measureme
     waits = [first]
     images = count(batch)
 
-    def read(end: float) -> None:
+    def read(end: float, turns: int) -> None:
         nonlocal batch, images
         while batch is not None:
             step(batch)
@@ -70,16 +71,17 @@ def measure(loader: Iterable[Any], stop: StopCondition, step: Step) -> Measureme
             if batch is not None:
                 waits.append(now - requested)
                 images += count(batch)
-            if now >= end and len(waits) >= stop.batches:
+            done, rest = divmod(len(waits), stop.turn)
+            if now >= end and done >= turns and not rest:
                 return
 
     if not stop.whole:
-        read(start + first + LEAD * stop.seconds)
+        read(start + first + LEAD * stop.seconds, _LEAD_TURNS)
         start = time.perf_counter()
         cpu = cpu_seconds()
         images = 0
         waits.clear()
-    read(start + stop.seconds)
+    read(start + stop.seconds, 1)
     seconds = time.perf_counter() - start
     measurement = Measurement(
         images=images,

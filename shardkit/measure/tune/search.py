@@ -51,7 +51,7 @@ _TIMES = 16
 _CROWD = 1.5
 """Times as many workers as wait on average: they do not wait in turn."""
 
-_SEARCH = 0.6
+_SEARCH = 0.4
 """Fraction of the budget in which neighbors join."""
 
 _EACH = 1 / 30
@@ -219,7 +219,7 @@ class _Race:
         suited = [(engine, plan.suited(engine)) for engine in plan.engines]
         return self._new(
             replace(plan.default, engine=engine, num_workers=max(1, int(times * number)))
-            for times in (1, 2, 0.5, 0)
+            for times in (1, 2, 0.5)
             for engine, number in suited
         )
 
@@ -247,14 +247,15 @@ class _Race:
         return new
 
     def run(self, field: Sequence[LoaderSpec], least: int = 2) -> bool:
-        """Measure the defaults and a field, as far as time permits; return whether it did.
+        """Measure the defaults and a field, as far as time permits; return if any of the field.
 
         A tiny budget must do for ``least`` settings, and for one that works.
         """
         self._rounds.append(rates := {})
+        reference = self._reference
         attempts = 0
         seconds = min(max(self._plan.budget * _EACH, _SHORTEST), _LONGEST)
-        for setting in turn([self._reference, *field], len(self._rounds) - 1):
+        for setting in turn([reference, *field], len(self._rounds) - 1):
             if self._tried.get(setting) or setting in rates:
                 continue
             start = self._clock()
@@ -273,11 +274,17 @@ class _Race:
                 self._tried[setting] = str(error)
             took = (self._clock() - start) / max(_FEW, setting.workers)
             self._seconds_per_worker[setting.engine] = min(took, per_worker or took)
-            attempts += 1
-        return attempts > 1
+            attempts += setting != reference
+        return attempts > 0
 
     def next_field(self) -> list[LoaderSpec]:
-        """Return the best settings, and the neighbors of a leader that was measured twice."""
+        """Return the best settings, and the neighbors of a leader that was measured twice.
+
+        If no setting works, return those with one worker.
+        """
+        if not self._working:
+            single = replace(self._plan.default, num_workers=1)
+            return self._new(replace(single, engine=engine) for engine in self._plan.engines)
         best = [setting for setting in self.ranked() if setting != self._reference][:_FINALISTS]
         rounds = min(len(self._ratios(setting)) for setting in (self._reference, *best))
         joining = self.neighbors()

@@ -31,9 +31,7 @@ _FIRST = 0.04
 _MOST_OF_FIRST = 1.0
 """Fraction of the budget, and most seconds, for measuring what loading costs in one thread."""
 _BATCH_SECONDS = 0.1
-_TURNS = 2
-"""Longest batch of one worker that is measured: of a slow loader, smaller ones than the user's. And
-how many of each worker come before those that count, since the first workers start earlier."""
+"""Longest batch of one worker that is measured: of a slow loader, smaller ones than the user's."""
 _LOOP_PART = 0.35
 _STEPS = 3
 """Fraction of the budget for the training loop with a model; least steps of a measurement."""
@@ -162,7 +160,7 @@ class _Trials:
 
     def rate(self, setting: LoaderSpec, seconds: float) -> float:
         """Return the images/s of a loader."""
-        stop = StopCondition(seconds=seconds, batches=_TURNS * setting.workers)
+        stop = StopCondition(seconds=seconds, turn=setting.workers)
         return self._measured(setting, stop, StepSpec(), self._batch_size)
 
     def loop_rate(

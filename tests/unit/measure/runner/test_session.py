@@ -200,8 +200,30 @@ def test_the_cost_of_loading_is_that_of_one_image(
     assert cost.held == pytest.approx(held * computing)
 
 
+class Together(Timed):
+    """As above, but a call takes 2 ms."""
+
+    def __getitems__(self, rows: list[int]) -> list[int]:
+        self.used += 0.002
+        self.clock.now += 0.002
+        return [self[row] for row in rows]
+
+
+def test_rows_cost_what_they_do_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Clock()
+    data = Together(time, 0.0001, 0.001)
+    monkeypatch.setattr(session, "time", time)
+    monkeypatch.setattr(clock, "_clock", lambda: np.array((time.now, data.used)))
+    monkeypatch.setattr(session, "held_fraction", lambda work, seconds: 0.0)
+
+    cost = session.load_cost(Session(dataset=data), seconds=1.0)
+
+    assert cost.seconds == pytest.approx(0.0011, rel=0.2)
+    assert cost.computing < 0.0003, "0.0021 one by one"
+
+
 def test_an_epoch_of_a_sample_is_as_long_as_workers_need(folder: Path) -> None:
-    stop = StopCondition(seconds=0.0, batches=3)
+    stop = StopCondition(seconds=0.0, turn=3)
     few, _ = opened(folder, limit=4)
 
     seen = session.measure(few, loader=replace(PLAIN, batch_size=2), stop=stop, step=StepSpec())

@@ -107,6 +107,22 @@ def test_a_measurement_ends_with_the_first_batch_after_its_time(clock: Clock) ->
     assert loader.given == 1 + 5 + 25, "the first and the lead do not count"
 
 
+@pytest.mark.parametrize("seconds", [0.1, 0.5, 0.667, 2.0])
+def test_workers_in_step_have_the_rate_of_whole_turns(seconds: float, clock: Clock) -> None:
+    """12 workers each need 0.25 s for a batch of 10, and all are ready at once."""
+
+    def bursts() -> Iterator[Any]:
+        while True:
+            clock.sleep(0.25)
+            for _ in range(12):
+                yield torch.zeros(10, 3, 2, 2, dtype=torch.uint8), torch.zeros(10)
+
+    seen = measure(bursts(), StopCondition(seconds=seconds, turn=12), nothing)
+
+    assert seen.rate == pytest.approx(12 * 10 / 0.25)
+    assert seen.seconds >= seconds
+
+
 def test_there_is_a_batch_even_if_counting_cpu_time_takes_longer(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

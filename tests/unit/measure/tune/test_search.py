@@ -186,7 +186,7 @@ def speedup(tried: Tried) -> float:
 def test_small_gains_are_found_and_noise_is_not_a_gain(price: float, wanted: str) -> None:
     """Decoding on 2 CPUs, whose measurements vary by 7%; processes need 1 / 0.85 of the time."""
     right = 0
-    for seed in range(10):
+    for seed in range(40):
         machine = Machine(
             processors=2,
             compute=0.0005,
@@ -196,7 +196,7 @@ def test_small_gains_are_found_and_noise_is_not_a_gain(price: float, wanted: str
             random=random.Random(seed),
         )
         right += chosen(machine.tune()).engine == wanted
-    assert right >= 9
+    assert right >= 34
 
 
 def test_the_defaults_stay_where_nothing_is_better() -> None:
