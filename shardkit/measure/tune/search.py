@@ -247,7 +247,7 @@ class _Race:
         return new
 
     def run(self, field: Sequence[LoaderSpec], least: int = 2) -> bool:
-        """Measure the defaults and a field, as far as time permits; return if any of the field.
+        """Measure the defaults and a field while there is time; return whether one of it was.
 
         A tiny budget must do for ``least`` settings, and for one that works.
         """
