@@ -283,7 +283,7 @@ class ShardRecords:
         It handles ordinary, intact records; the index is valid only for these. ``window`` of the
         shard is in memory and not read again. ``summed`` computes checksums, too.
         """
-        found = IndexedRecords.blank(len(rows), self.schema)
+        index = IndexedRecords.blank(len(rows), self.schema)
         fields = self._apart | self._small
         table = None
         if not self._compares and isinstance(self.reader, RangeReader):
@@ -292,19 +292,19 @@ class ShardRecords:
         sums = np.zeros(len(rows), np.uint32)
         if table is not None and META_FIELD in table.names and len(table.names) <= _MOST_NAMES:
             kinds = {name: self._numbers.get(name, _OTHER) for name in table.names}
-            plain = load(_OTHERS)(self, table, kinds, window, found) if fields else True
-            indexed = self.index_table(table, kinds, window, found.rows, sums if summed else None)
+            known_others = load(_OTHERS)(self, table, kinds, window, index) if fields else True
+            indexed = self.index_table(table, kinds, window, index.rows, sums if summed else None)
             with contextlib.suppress(UnicodeDecodeError):  # the record's reader explains it
                 keys = table.keys()
         if indexed is None or keys is None:
-            return np.zeros(len(rows), np.bool_), found
+            return np.zeros(len(rows), np.bool_), index
         paths, known = indexed
-        known &= plain
+        known &= known_others
         if self.parses_meta:
-            paths = found.paths
+            paths = index.paths
         if IMAGE in self.schema and not fields:
-            known &= found.rows["field"] != STORED_KINDS.index(ABSENT)
-        return known, found._replace(keys=keys, paths=paths, checksums=sums.tolist())
+            known &= index.rows["field"] != STORED_KINDS.index(ABSENT)
+        return known, index._replace(keys=keys, paths=paths, checksums=sums.tolist())
 
     def index_table(
         self,

@@ -59,11 +59,11 @@ def intact_records(shards: ShardSet, entries: PackedEntries) -> ReadTogether:
 
 def _relabeled(records: RecordColumns, labels: Sequence[int]) -> RecordColumns:
     """Return records with the labels that their entries state, where they state one."""
-    stated = label_column(labels)
-    stored = records.values(LABEL_FIELD)
-    if stored == stated or not any(stated):
+    entry_labels = label_column(labels)
+    stored_labels = records.values(LABEL_FIELD)
+    if stored_labels == entry_labels or not any(entry_labels):
         return records
-    merged = [new or old for new, old in zip(stated, stored, strict=True)]
+    merged = [new or old for new, old in zip(entry_labels, stored_labels, strict=True)]
     return RecordColumns(records.keys, {**dict(records.columns), LABEL_FIELD: merged})
 
 
