@@ -25,7 +25,6 @@ typedef struct {
     uint8_t *levels; /* one page for each level of the tree */
     uint8_t last[LONGEST_KEY];
     size_t last_size;
-    int has_key; /* whether the last row has its key */
     sk_range meta;
     sk_table *table;
 } walker;
