@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -150,8 +149,9 @@ class ThroughputMonitor:
                 tally.end_step(requested - received)
             tally.waited += clock() - requested
         except GeneratorExit:
-            # The iterator may be closed long after the loop: that time is not a step.
-            tally.end_step(min(clock() - received, tally.longest_step or math.inf))
+            # The iterator may be closed long after the loop, which is not a step; or at the exit of
+            # the interpreter, where modules such as `math` are gone.
+            tally.end_step(min(clock() - received, tally.longest_step or float("inf")))
             raise
 
     @property

@@ -109,7 +109,7 @@ class ThreadEngine(Engine):
                     submit()
                     yield request, batch.pop()
         finally:
-            if os.getpid() == owner:  # a fork has no threads, but may have copied their locks
+            if not threads.stopped and os.getpid() == owner:  # a fork has no threads, but locks
                 threads.stop()
                 threads.join(_STOP_SECONDS)
 
@@ -236,7 +236,7 @@ _RUNNING: weakref.WeakSet[_WorkerThreads] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    """Stop threads before interpreter shutdown: one that runs C++ code then aborts the process."""
+    """Stop threads before shutdown, when a thread in C++ code would abort, and `os` is gone."""
     running = list(_RUNNING)
     for threads in running:
         threads.stop()

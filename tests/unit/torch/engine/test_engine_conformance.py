@@ -9,6 +9,8 @@ import gc
 import itertools
 import random
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -44,7 +46,7 @@ from engines import (
     take,
     through_json,
 )
-from helpers import FORMATS, in_fork, wait_until
+from helpers import DEADLINE, FORMATS, in_fork, wait_until
 from loading import BATCH, ROWS, SEED, close, crc, prints_of, row_order, same
 from refusals import refused
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset
@@ -682,6 +684,28 @@ def test_a_dropped_loader_and_a_kept_error_leave_no_workers(root: Path, engine: 
     del kept
     gc.collect()
     crew.ends()
+
+
+AT_EXIT = """
+import shardkit
+
+alive = []  # modules end before a script without functions
+for engine in ("process", "helper", "thread"):  # processes fork before threads run
+    for persistent in (False, True):
+        options = dict(engine=engine, num_workers=2, persistent_workers=persistent)
+        alive.append(iter(shardkit.make_loader(range(64), 4, **options)))
+        loader = shardkit.make_loader(range(64), 4, **options)
+        alive.append(iter(shardkit.ThroughputMonitor(loader)))
+for batches in alive:
+    next(batches)
+"""
+
+
+@pytest.mark.slow
+def test_iterators_that_are_alive_at_interpreter_exit_end_in_silence() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", AT_EXIT]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 # Datasets and collate functions of others.
