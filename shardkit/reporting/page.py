@@ -414,4 +414,4 @@ def _downloads(report: DatasetReport, finding: Findings) -> str:
         )
     if not links:
         return ""
-    return f"<p>To leave out these: <code>shardkit convert ...</code> {', '.join(links)}</p>"
+    return f"<p>To leave these out: <code>shardkit convert ...</code> {', '.join(links)}</p>"
