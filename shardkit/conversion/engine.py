@@ -218,12 +218,11 @@ def require_good(works: Sequence[ShardWork], plan: Plan, staging: StagingDirecto
         error = BadImages(f"{count}; nothing was written", remedy=f"{_FIX}. {first}")
     else:
         staging.save_bad_files([problem.path for problem in problems])
-        kept = f"{shards} shard{'s' if shards > 1 else ''} without bad files"
+        kept = "the shard" if shards == 1 else f"the {shards} shards"
         error = BadImages(
             f"{count}; no dataset was written",
-            remedy=f"{_FIX}: a rerun reuses {kept} unless files are removed, since each shard "
-            "records the total number of images. (To give up, remove "
-            f"{staging.folder}.) {first}",
+            remedy=f"{_FIX}. A rerun reuses {kept} without bad files. If you remove files, it "
+            f"rebuilds all shards. (To give up, remove {staging.folder}.) {first}",
         )
     error.problems = tuple(problems)
     error.where = str(plan.scan.source)

@@ -402,7 +402,7 @@ class Columns:
             raise UsageError(
                 f"{self._path} has several columns for one field, {twice!r};",
                 remedy=f"name one with {setting('keep', f'other={others[names.index(twice)]}')}, "
-                f"or leave out all with {setting('keep', 'none')}",
+                f"or store none with {setting('keep', 'none')}",
             )
         return [*map(Kept, names, others)]
 
@@ -414,7 +414,7 @@ class Columns:
             raise UsageError(
                 f"{self._path}: column {quoted(column.name)} ({column.type}) cannot be stored: "
                 f"{column.why};",
-                remedy=f"list the others in {setting('keep')}, or leave out all with "
+                remedy=f"list the other columns in {setting('keep')}, or store none with "
                 f"{setting('keep', 'none')}",
             )
         if kept.pointer is not None and column.holds not in PARSED:

@@ -52,7 +52,7 @@ class LoaderSpec:
         require_integer("batch_size", self.batch_size, 1)
         for name, value in self.options.items():
             if type(value) is not _TYPES[name]:
-                raise UsageError(f"{setting(name, value)} must be {_TYPES[name].__name__}")
+                raise UsageError(f"{setting(name, value)} must be {_MEANINGS[_TYPES[name]]}")
         if self.engine != PLAIN:
             self.loader_options()  # raises for invalid values
 
@@ -81,6 +81,7 @@ _TYPES: dict[str, type] = {
     for name, hint in get_type_hints(LoaderSpec).items()
     if name not in ("engine", "batch_size", "device")
 }
+_MEANINGS = {bool: "true or false", int: "a non-negative integer", str: "text"}
 _PLAIN_OPTIONS = list(_TYPES)[:5]
 _WORDS: dict[str, Any] = {"true": True, "false": False}
 
