@@ -53,6 +53,8 @@ kind, and what is left out."""
 
 _RECOGNIZE = "shardkit.sources.recognize"
 _TOGETHER = "shardkit.sources.together:together"
+_OF_PATH = " No file or folder has this name either: check the name."
+_OF_URL = " Before a URL, state the type of source: shardkit convert webdataset URL DST."
 
 
 class _Sources(click.Group):
@@ -89,9 +91,7 @@ class _Sources(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            hint = (
-                source_hint(args[0]) or " No file or folder has this name either: check the name."
-            )
+            hint = source_hint(args[0]) or (_OF_URL if as_url(args[0]) else _OF_PATH)
             raise hinted(error, ctx, hint) from error
 
 

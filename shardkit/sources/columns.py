@@ -62,7 +62,8 @@ def _as_label(name: str, image: str) -> str:
 
 _REMEDIES = {
     "text": "; for a table of paths, use `shardkit convert table`",
-    "array": f"; for arrays without images, {AS_ARRAYS}",
+    "array": "; images must be uint8, but in Python, convert(samples, pixels='keep', ...) stores "
+    f"other types. For arrays without images, {AS_ARRAYS}",
 }
 
 
@@ -331,11 +332,12 @@ class Columns:
         )
         if name is not None:
             if name not in files + others:
-                holds = self._columns[name].holds if name in self._columns else ""
-                remedy = _REMEDIES.get(holds, "")
+                if name in self._columns:
+                    column = self._columns[name]
+                    remedy = _REMEDIES.get(column.holds, f"; the columns are {self._listed}")
+                    raise UsageError(f"{self._path}: {column} is not an image column{remedy}")
                 raise UsageError(
-                    f"{self._path} has no image column {quoted(name)}; it has "
-                    f"{self._listed}{remedy}"
+                    f"{self._path} has no image column {quoted(name)}; it has {self._listed}"
                 )
             return name
         usual = [name for name in _USUAL_IMAGES if name in files + others]
@@ -346,10 +348,9 @@ class Columns:
                 remedy=f"choose with {setting('image')} from {name_list(names)}",
             )
         if not names:
-            raise UsageError(
-                f"{self._path} has no image column; it has {self._listed}; for arrays without "
-                f"images, {AS_ARRAYS}"
-            )
+            kinds = {column.holds for column in self._columns.values()}
+            remedy = _REMEDIES["array"] if "array" in kinds else ""
+            raise UsageError(f"{self._path} has no image column; it has {self._listed}{remedy}")
         return (usual or names)[0]
 
     def _choose_label(self, name: str | None) -> str:

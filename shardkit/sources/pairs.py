@@ -27,8 +27,8 @@ from shardkit.system.text import quoted, shell
 
 _OF_IMAGES = re.compile(r"im(age|g)s?|photos?|pictures?|jpegimages|leftimg8bit|inputs?", re.I)
 _OF_MASKS = re.compile(
-    r".*mask.*|(.*[_-])?(labels?|annotations?|annots?|seg\w*|gt\w*|ground[_ -]?truths?|targets?|"
-    r"trimaps?)",
+    r".*mask.*|(.*[_-])?(labels?|labs?|annotations?|annots?|anns?|seg\w*|gt\w*|targets?|"
+    r"ground[_ -]?truths?|trimaps?)",
     re.I,
 )
 _VOC_LISTS = "ImageSets/Segmentation"
@@ -39,6 +39,8 @@ _SPLIT = re.compile(r"(?<![a-z])(train|val|test)[a-z]*", re.I)
 _END = re.compile(r"[_-][^_-]+\Z")
 _PART = re.compile(r"(?P<image>.+?)(?P<suffix>[ _.-]+[a-z]+[ _-]?[0-9]*)", re.I)
 """The name of another image of an image, which may be a mask, such as 1_parts_2."""
+_JPEG = {".jpg", "jpeg"}
+"""The last four characters of the names of JPEGs."""
 _TRIED = 50
 """Images whose names are compared with those of masks, to find what masks are called."""
 
@@ -370,7 +372,7 @@ def _layout_of(
         if image is None:  # train and train_masks
             marks = ((b, re.finditer("[_-]", b)) for b in folders if _OF_MASKS.fullmatch(b))
             bases = {b[: mark.start()] for b, in_name in marks for mark in in_name}
-            image = next(filter(bases.__contains__, folders), None)
+            image = next(filter(bases.__contains__, folders), None) or _of_jpegs(seen, top)
         if image is None or image not in folders:
             continue
         others = [name for name in folders if name != image]
@@ -384,6 +386,19 @@ def _layout_of(
         if of_masks and tops:
             return layout
     return None
+
+
+def _of_jpegs(seen: Overview, top: str) -> str | None:
+    """Return the only folder next to one of masks, if its images are JPEGs, and the masks are not.
+
+    Class folders such as mask and normal have images of one type.
+    """
+    folders = sorted(seen.folders(top), key=lambda name: bool(_OF_MASKS.fullmatch(name)))
+    suffixes = [{name.lower()[-4:] for name in seen.images(below(top, of))} for of in folders]
+    if len(folders) != 2 or _OF_MASKS.fullmatch(folders[0]) or not _OF_MASKS.fullmatch(folders[1]):
+        return None
+    is_jpeg = [suffixes[0] <= _JPEG, suffixes[1].isdisjoint(_JPEG)]
+    return folders[0] if all(is_jpeg) else None
 
 
 def _layout_of_voc(seen: Overview, images: str | None, masks: Sequence[str]) -> _Layout | None:

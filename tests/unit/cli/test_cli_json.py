@@ -228,6 +228,12 @@ def test_where_and_remedy_are_told_apart(tmp_path: Path) -> None:
             None,
             "No file or folder has this name either: check the name.",
         ),
+        (
+            "convert s3://bucket/x-*.tar b --to lmdb",
+            "No such command 's3://bucket/x-*.tar'",
+            None,
+            "Before a URL, state the type of source: shardkit convert webdataset URL DST.",
+        ),
         ("upload a b", "b is not a URL", "b", "use az://, gs:// or s3://"),
         (
             "convert imagefolder a b --tto lmdb",

@@ -231,7 +231,7 @@ def test_negative_labels_are_missing_or_refused_unless_they_are_numbers(tmp_path
 @for_each(
     ("options", "reason"),
     [
-        ({"image": "label"}, "has no image column 'label'; it has image"),
+        ({"image": "label"}, "label (int) is not an image column"),
         ({"label": "image"}, "has no column 'image' of integers or text; it has image"),
         ({"keep": "x"}, "has no column 'x'; it has image"),
         ({"keep": "n=label:/a"}, "selects a part of JSON, but this column is label (int)"),

@@ -94,7 +94,7 @@ def test_labels_of_another_type_are_refused(path: Path) -> None:
 def test_wrong_datasets_are_named(path: Path, tmp_path: Path) -> None:
     for options, reason in (
         ({"image": "none"}, "no image column 'none'; it has chw"),
-        ({"image": "float"}, "no image column 'float'.*schema={'x': 'array'}"),
+        ({"image": "float"}, r"float \(float.* is not an image column.*pixels='keep'"),
         ({"image": "x", "label": "z"}, "no column 'z' of integers"),
         ({"image": "x", "label": "float"}, "no column 'float' of integers"),
     ):

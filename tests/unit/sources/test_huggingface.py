@@ -115,7 +115,7 @@ def test_columns_are_kept_by_their_types(tmp_path: Path) -> None:
         "deep=text:/a/b:int64,rare=rare?"
     )
     assert opened(path).scan().understood["image"] == "image: image"
-    with refused(UsageError, "'text'", "shardkit convert table"):
+    with refused(UsageError, "text (text)", "shardkit convert table"):
         opened(path, image="text")
     convert(opened(path, image="image", keep=keep), tmp_path / "made", to="lmdb")
     names = ("mask", "caption", "age", "score", "ids", "objects", "deep", "rare")

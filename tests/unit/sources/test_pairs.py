@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import jpeg, make_tree, png
+from helpers import jpeg, make_tree, png, run_main
 from PIL import Image
 from refusals import refused
 
@@ -110,6 +110,24 @@ def test_layouts_are_read(tmp_path: Path, layout: str) -> None:
     scanned = scan(tmp_path, **options)
     assert pairs(scanned) == expected
     assert not any(scanned.problems.values())
+
+
+@pytest.mark.parametrize(
+    "names", ["frames segmentations", "data mask", "img lab", "a ground_truth"]
+)
+def test_the_folder_next_to_masks_may_have_any_name(tmp_path: Path, names: str) -> None:
+    images, masks = names.split()
+    make_tree(tmp_path / "src", {f"{images}/1.jpg": JPEG, f"{masks}/1.png": MASK})
+    assert run_main("convert", tmp_path / "src", tmp_path / "out", "--to", "lmdb").returncode == 0
+    (_, mask) = open_dataset(tmp_path / "out", fields=["image", "mask"], decode="numpy")[0]
+    assert np.array_equal(mask, np.asarray(Image.open(BytesIO(MASK))))
+
+
+def test_classes_called_like_masks_stay_classes(tmp_path: Path) -> None:
+    for number, other in enumerate(("mask/1.jpg", "mask/2.png")):
+        make_tree(tmp_path / f"src{number}", {"normal/1.jpg": JPEG, other: JPEG})
+        convert(tmp_path / f"src{number}", out := tmp_path / f"out{number}", to="lmdb")
+        assert open_dataset(out).classes == ["mask", "normal"]
 
 
 def test_masks_may_be_called_otherwise(tmp_path: Path) -> None:
