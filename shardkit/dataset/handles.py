@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from shardkit.errors import CorruptShard, ShardkitError
 from shardkit.system import compiled
@@ -217,14 +217,14 @@ class _Pool:
         An evicted handle stays open until its last reference goes.
         """
         with self._lock:
-            handle = self._open.get(key)
+            handle: Any = self._open.get(key)
             if handle is None:
                 handle = self._open[key] = open_it()
                 if len(self._open) > MAX_OPEN:
                     self._open.popitem(last=False)
             else:
                 self._open.move_to_end(key)
-            return cast(_Handle, handle)
+            return handle  # type: ignore[no-any-return]
 
     def drop(self, key: tuple[object, ...]) -> None:
         """Drop the handle of ``key``, if any."""

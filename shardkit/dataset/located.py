@@ -201,8 +201,8 @@ class LocatedRows:
 
     def require_intact(self) -> None:
         """Compare the check of each row of the index; CorruptRecord if it differs."""
-        if (wrong := damaged_rows(self._index)).any():
-            raise self.corrupt(int(wrong.argmax()), "its entry in the index is damaged")
+        for number in damaged_rows(self._index).nonzero()[0].tolist():
+            raise self.corrupt(number, "its entry in the index is damaged")
 
     @cached_property
     def rows(self) -> list[int]:
@@ -261,7 +261,7 @@ class LocatedRows:
     def runs(self) -> Iterator[tuple[slice, memoryview, npt.NDArray[np.int32]]]:
         """Yield rows, their entries, and descriptors that are open until the next rows."""
         for run, descriptors in self._opened.runs():
-            rows = range(len(self))[run]
+            rows = range(len(self.array))[run]
             entries = self.entries[rows.start * ROW.itemsize : rows.stop * ROW.itemsize]
             yield run, entries, descriptors
 

@@ -58,9 +58,9 @@ class ShardFiles:
             )
 
     @cached_property
-    def starts(self) -> npt.NDArray[np.int64]:
-        """The first row of each shard."""
-        return np.cumsum([0, *(entry.rows for entry in self._entries[:-1])], dtype=np.int64)
+    def ends(self) -> npt.NDArray[np.int64]:
+        """The row after the last one of each shard."""
+        return np.cumsum([entry.rows for entry in self._entries], dtype=np.int64)
 
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -69,12 +69,12 @@ class ShardFiles:
 
     def numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the number of the shard of each row."""
-        return self.starts.searchsorted(rows, side="right") - 1
+        return self.ends.searchsorted(rows, "right")
 
     def locate(self, row: int) -> tuple[int, int]:
         """Return the number of a row's shard, and its row in there."""
         shard = int(self.numbers(np.array([row]))[0])
-        return shard, row - int(self.starts[shard])
+        return shard, row - int(self.ends[shard]) + self._entries[shard].rows
 
     def path_of(self, row: int) -> Path:
         """Return the path of the file that has a row."""
@@ -106,7 +106,7 @@ class ShardFiles:
 
     def open_for(self, rows: npt.NDArray[np.int64], index: Rows) -> BatchShards:
         """Return the shards of some rows, open."""
-        shards = self.starts.searchsorted(rows, side="right") - 1
+        shards = self.ends.searchsorted(rows, "right")
         return BatchShards(shards, self.open(set(shards.tolist())), self.sizes[shards])
 
     def announce(self, rows: npt.NDArray[np.int64], index: Rows) -> None:

@@ -219,8 +219,7 @@ class ShardSet:
         ``rows`` are from `resolve_rows`. Raises CorruptRecord if a row of the index is damaged.
         """
         index = self.dataset.unchanged(lambda: self.entries.read(rows))
-        if (wrong := damaged_rows(index)).any():
-            number = int(wrong.argmax())
+        for number in damaged_rows(index).nonzero()[0].tolist():
             reason = "its entry in the index is damaged"
             raise self.corrupt(int(rows[number]), int(index["offset"][number]), reason)
         return index["label"].astype(np.int64)
@@ -391,9 +390,10 @@ def resolve_rows(
         raise IndexError(f"rows must be integers, not {kind}")
     if array.ndim > 1:
         raise IndexError(f"rows must be one-dimensional, not of shape {array.shape}")
-    # Negative rows are large unsigned numbers.
-    if array.dtype == np.int64 and array.ndim and array.view(np.uint64).max(initial=0) < count:
-        return array
+    if array.dtype == np.int64 and array.ndim and array.size:
+        unsigned = array.view(np.uint64)  # negative rows are large; `max` takes longer for a few
+        if unsigned[unsigned.argmax()] < count:
+            return array
     wrong = (array >= count) | ((array < 0) & (array < -count))
     if wrong.any():
         row = int(array[wrong][0])

@@ -91,8 +91,8 @@ class Exporting:
         """
         manifest = self.shards.manifest
         path = self.shards.files.path(shard)
-        start = int(self.shards.files.starts[shard])
         count = manifest.shards[shard].rows
+        start = int(self.shards.files.ends[shard]) - count
         if not (self.shards.dataset.is_store and manifest.shards[shard].holds_records):
             for row in range(start, start + count):
                 yield self._as_files(record_of(self.shards, row))

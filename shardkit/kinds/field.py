@@ -324,19 +324,19 @@ class Field:
         """The kind of this field, as an object."""
         return get_kind(self.kind)
 
-    @property
+    @cached_property
     def values(self) -> np.dtype[Any]:
         """The type of the stored values; little-endian."""
         if self.dtype == BFLOAT16:
             return np.dtype("<u2")
         return np.dtype(self.dtype).newbyteorder("<")
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Bytes of the values of an array of fixed shape."""
         return math.prod(self.shape or ()) * self.values.itemsize
 
-    @property
+    @cached_property
     def is_uniform(self) -> bool:
         """Whether all values are arrays of one dtype and shape, stored end to end."""
         return self.shape is not None and not self.type.is_picture

@@ -5,7 +5,6 @@ returns what is left to Python: everything without the module, and all that the 
 support or finds damaged. It answers with `None` if it did nothing, or with positions in a batch.
 """
 
-# mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
 import math
@@ -45,7 +44,7 @@ def is_available() -> bool:
 
 
 def _call(name: str, *arguments: object) -> Any:
-    """Return the result of a function of the module, of any type; None without the module."""
+    """Return the result of a function of the module; None without the module."""
     compiled = native.module()
     return None if compiled is None else getattr(compiled, name)(*arguments)
 
@@ -129,23 +128,19 @@ def fill_views(
     """
     compiled = native.module()
     sides = [side for view in views for side in view.out.shape[1:3]]
-    if compiled is None or not all(0 < side <= _MOST_SIDE for side in sides):
+    if compiled is None or not 0 < min(sides) <= max(sides) <= _MOST_SIDE:
         return [range(len(rows))] * len(views)
-    codes = np.empty((len(views), len(rows)), np.uint8)
+    codes = [memoryview(bytearray(len(rows.array))) for _ in views]
     for run, entries, files in rows.runs():
         array = None if mark is None else np.ascontiguousarray(rows.array[run])
         calls = []
-        for view, view_codes in zip(views, codes, strict=True):
-            out, table = view
+        for (out, table), view_codes in zip(views, codes, strict=True):
             numbers, bicubic, oversample = (None, False, 1.0) if table is None else table
-            if numbers is not None:
-                numbers = numbers[run]
+            crops = None if numbers is None else numbers[run]
             maps = rows.maps() if out.nbytes >= compiled.LEAST_MAPPED else None
-            shape = out.shape[1:3]
-            verify = (rows.verifies, rows.verifies)
-            stored = entries, files, maps, numbers, array, mark, *verify, background
-            options = bicubic, TALL_FIRST, oversample
-            calls.append((out[run], *shape, *stored, *options, view_codes[run]))
+            stored = entries, files, maps, crops, array, mark, rows.verifies, rows.verifies
+            options = background, bicubic, TALL_FIRST, oversample
+            calls.append((out[run], *out.shape[1:3], *stored, *options, view_codes[run]))
         if len(calls) == 1:
             compiled.fill(*calls[0])
         else:
@@ -164,7 +159,7 @@ def fill_values(
     compiled = native.module()
     if compiled is None:
         return range(len(rows))
-    codes = np.empty(len(rows), np.uint8)
+    codes = memoryview(bytearray(len(rows.array)))
     for run, *stored in rows.runs():
         compiled.fill_values(
             out[run],
@@ -189,7 +184,7 @@ def read_stored(
     compiled = native.module()
     if compiled is None:
         return [None] * len(rows), range(len(rows))
-    codes = np.empty(len(rows), np.uint8)
+    codes = memoryview(bytearray(len(rows.array)))
     values: list[bytes | None] = []
     for run, *stored in rows.runs():
         array = None if mark is None else np.ascontiguousarray(rows.array[run])
@@ -197,8 +192,8 @@ def read_stored(
     return values, _unhandled(codes)
 
 
-def _unhandled(codes: npt.NDArray[np.uint8]) -> list[int]:
-    return np.flatnonzero(codes).tolist() if codes.any() else []
+def _unhandled(codes: memoryview) -> list[int]:
+    return [position for position, code in enumerate(codes) if code] if any(codes) else []
 
 
 def map_file(descriptor: int, size: int) -> Any | None:
@@ -220,7 +215,9 @@ def survey(
     width and height of raw pixels. The returned width and height are 0 if they differ. None if any
     entry is damaged or unusual.
     """
-    return _call("survey", entries, sizes, kinds, *size, most_pixels)
+    usual: tuple[int, int, int, int] | None
+    usual = _call("survey", entries, sizes, kinds, *size, most_pixels)
+    return usual
 
 
 def check_entries(entries: npt.NDArray[Any], kinds: int) -> npt.NDArray[np.bool_] | None:
@@ -248,7 +245,8 @@ def resize(
     out = np.empty((*size, 3), np.uint8)
     options = FILTERS.index(filter_), TALL_FIRST
     pixels = np.ascontiguousarray(pixels)
-    return out if _call("resize", pixels, width, height, box, out, *size[::-1], *options) else None
+    scaled = _call("resize", pixels, width, height, box, out, size[1], size[0], *options)
+    return out if scaled else None
 
 
 def finish_planes(
@@ -281,21 +279,6 @@ def draw_crops(
     crops = np.empty((len(numbers), CROP_NUMBERS), np.int32)
     ranges = tuple(scale), tuple(ratio), logs, flip
     return crops if _call("draw_crops", key, numbers, *sizes, *ranges, crops) else None
-
-
-def copy_crops(
-    out: Pixels,
-    images: tuple[Pixels, int, int, int, int],
-    positions: Integers,
-    draws: tuple[int, npt.NDArray[np.uint64]],
-    flip: float,
-) -> bool:
-    """Copy crops that `RandomCrop` draws from RGB images in memory; return whether it did.
-
-    ``images`` are bytes, the distance of lines in pixels, that of images in lines, and width and
-    height of the margins. ``out`` is as in `View`, and ``draws`` and ``flip`` as for `draw_crops`.
-    """
-    return bool(_call("copy_crops", out, *out.shape[1:3], *images, positions, *draws, flip))
 
 
 def decode_png(data: Bytes, background: tuple[int, int, int] | None) -> npt.NDArray[Any] | None:
@@ -339,7 +322,8 @@ Waves = npt.NDArray[np.int16]
 
 def inspect_jpeg(data: bytes) -> tuple[int, int] | None:
     """Return width and height of a JPEG without EXIF data and further frames."""
-    return _call("inspect_jpeg", data)
+    size: tuple[int, int] | None = _call("inspect_jpeg", data)
+    return size
 
 
 def jpeg_decodes(data: bytes) -> bool:
@@ -352,7 +336,8 @@ def jpeg_header(data: Bytes) -> tuple[int, int, int] | str | None:
 
     None without the module.
     """
-    return _call("jpeg_header", data)
+    header: tuple[int, int, int] | str | None = _call("jpeg_header", data)
+    return header
 
 
 def decode_jpeg(data: Bytes, out: Pixels, eighths: int) -> str | None:
@@ -387,7 +372,9 @@ def scale_jpeg(
 def encode_jpeg(pixels: Pixels, quality: int) -> bytes | None:
     """Encode pixels of shape (height, width, channels), 1 or 3, as Pillow does; or return None."""
     height, width, channels = pixels.shape
-    return _call("encode_jpeg", np.ascontiguousarray(pixels), width, height, channels, quality)
+    pixels = np.ascontiguousarray(pixels)
+    encoded: bytes | None = _call("encode_jpeg", pixels, width, height, channels, quality)
+    return encoded
 
 
 def jpeg_planes(data: bytes) -> tuple[int, int, int, bytes] | None:
@@ -395,7 +382,8 @@ def jpeg_planes(data: bytes) -> tuple[int, int, int, bytes] | None:
 
     None if it has a warning or no such planes, or without the module.
     """
-    return _call("jpeg_planes", data)
+    planes: tuple[int, int, int, bytes] | None = _call("jpeg_planes", data)
+    return planes
 
 
 class FileHeader(NamedTuple):
@@ -463,7 +451,8 @@ def read_files(
 ) -> list[bytes | None]:
     """Return what follows ``head`` in files, None for each that is left; see `read_images`."""
     codes = np.zeros(len(paths), np.uint8)
-    return _call("read_files", paths, *stats, head, codes) or [None] * len(paths)
+    contents: list[bytes | None] | None = _call("read_files", paths, *stats, head, codes)
+    return contents or [None] * len(paths)
 
 
 def read_heads(paths: Sequence[bytes], length: int) -> Iterator[tuple[int, int, bytes]]:
@@ -513,12 +502,14 @@ def crc32_contribution(data: Bytes, following: int) -> int | None:
 
     ``following`` is the number of the bytes that follow it.
     """
-    return _call("crc32_contribution", data, following)
+    contribution: int | None = _call("crc32_contribution", data, following)
+    return contribution
 
 
 def record_checksums(records: Sequence[object]) -> list[int] | None:
     """Return `shardkit.record.checksums` of records."""
-    return _call("record_checksums", records)
+    checksums: list[int] | None = _call("record_checksums", records)
+    return checksums
 
 
 Headers = Mapping[str, tuple[bytes, int]]
@@ -527,14 +518,17 @@ Headers = Mapping[str, tuple[bytes, int]]
 
 def tar_members(records: Sequence[object], small: int, headers: Headers) -> list[bytes] | None:
     """Return records as tar members; those below ``small`` bytes are joined with others."""
-    return _call("tar_members", records, small, dict(headers))
+    members: list[bytes] | None = _call("tar_members", records, small, dict(headers))
+    return members
 
 
 def lmdb_items(
     records: Sequence[object], row: int, headers: Headers
 ) -> list[tuple[bytes, bytes]] | None:
     """Return key and value of each field of records as LMDB stores them, from ``row`` on."""
-    return _call("lmdb_items", records, row, dict(headers))
+    items: list[tuple[bytes, bytes]] | None
+    items = _call("lmdb_items", records, row, dict(headers))
+    return items
 
 
 def ranges_start(descriptor: int, offsets: Integers, start: bytes) -> bool:
@@ -544,12 +538,14 @@ def ranges_start(descriptor: int, offsets: Integers, start: bytes) -> bool:
 
 def walk_tar(descriptor: int, size: int, start: int, stop: int) -> WalkResult | None:
     """Find the fields of all records of a tar file between two offsets."""
-    return _call("walk_tar", descriptor, size, start, stop)
+    walked: WalkResult | None = _call("walk_tar", descriptor, size, start, stop)
+    return walked
 
 
 def walk_lmdb(descriptor: int, size: int) -> WalkResult | None:
     """Find the fields of all records of an LMDB file."""
-    return _call("walk_lmdb", descriptor, size)
+    walked: WalkResult | None = _call("walk_lmdb", descriptor, size)
+    return walked
 
 
 def index_records(

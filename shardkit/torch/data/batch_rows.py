@@ -36,6 +36,7 @@ class BatchRows:
         """Prepare to read fields of ``rows``, which are from `ShardSet.resolve_rows`."""
         self.shards = shards
         self.array = rows
+        self.count = len(rows)
         self.context = context
         self._located: dict[str, LocatedRows] = {}
         self._selected: list[tuple[ImageOp, list[int], list[int], list[Crop]]] = []
@@ -45,9 +46,6 @@ class BatchRows:
         other = BatchRows(self.shards, rows, self.context)
         other.samples = samples
         return other
-
-    def __len__(self) -> int:
-        return len(self.array)
 
     def with_context(self, context: BatchContext) -> BatchRows:
         """Return the same rows with other random numbers."""

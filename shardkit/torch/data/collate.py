@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
 from typing import Any, NamedTuple, overload
 
 from torch.utils.data import default_collate
@@ -95,7 +96,7 @@ class BatchView(Sequence[Sample]):
     def __getitem__(self, position: int | slice) -> Sample | list[Sample]:
         if isinstance(position, slice):
             return [self[number] for number in range(*position.indices(len(self)))]
-        position = range(len(self))[position]
+        position = index(position)
         values = [column.values[position] for column in self._columns]
         layout = self._layout
         if layout == PAIR:
@@ -107,7 +108,7 @@ class BatchView(Sequence[Sample]):
             sample = TupleSample(values)
         sample.layout = layout
         if any(value is None for value in values):
-            sample.name = self._name(position)
+            sample.name = self._name(range(len(self))[position])
         return sample
 
     def span(self, start: int, stop: int) -> BatchView:

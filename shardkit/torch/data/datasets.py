@@ -100,14 +100,14 @@ class ShardDataset(Dataset[Sample]):
         self.decode = dict(decode) if isinstance(decode, Mapping) else decode
         self.view = check_integer("view", options.view, 0)
         self._epoch = EpochCell()
+        self._decoding = Decoding(self.manifest.made_with.fill)
         self.reader.require_valid()
 
     @property
     def reader(self) -> SampleReader:
         """The reader of samples, with the current values of the attributes."""
         transforms = FieldTransforms(self.transform, self.target_transform)
-        decoding = Decoding(self.manifest.made_with.fill)
-        return SampleReader(self._fields, self.decode, transforms, self._windows, decoding)
+        return SampleReader(self._fields, self.decode, transforms, self._windows, self._decoding)
 
     @property
     def options(self) -> ReaderOptions:
@@ -134,9 +134,9 @@ class ShardDataset(Dataset[Sample]):
     def __getitem__(self, row: int | slice | Sequence[int] | npt.NDArray[Any]) -> Any:
         if isinstance(row, slice):
             return self.__getitems__(range(*row.indices(len(self))))
-        if as_array(row).ndim:
-            return self.__getitems__(cast(Sequence[int], row))
-        return self.__getitems__([cast(int, row)])[0]
+        if isinstance(row, int) or not as_array(row).ndim:
+            return self.__getitems__([cast(int, row)])[0]
+        return self.__getitems__(row)
 
     def __getitems__(self, rows: Sequence[int] | npt.NDArray[Any]) -> BatchView:
         """Return the samples of ``rows``, in the same order, including duplicates.

@@ -72,6 +72,7 @@ class ImageReader:
         self.pixels = self.located.pixels
         """Channels and dtype of the images."""
         self.decode = decode
+        self.op = None if isinstance(decode, str) else decode
         self.transform = transform
         self.decoding = decoding
         self._buffer = memoryview(b"")
@@ -88,39 +89,37 @@ class ImageReader:
                 f"type of {self.name!r}",
                 remedy=f"use {setting('decode', 'torch')} or {setting('decode', 'numpy')}",
             )
-        if isinstance(self.decode, ImageOp) and type(self.decode).render is not ImageOp.render:
+        if self.op is not None and type(self.op).render is not ImageOp.render:
             raise UsageError(
-                f"{self.decode} returns only RGB, but {self.name!r} is {self.pixels}",
+                f"{self.op} returns only RGB, but {self.name!r} is {self.pixels}",
                 remedy=f"use {setting('decode', 'torch')} with a transform",
             )
 
     @cached_property
     def crops(self) -> list[Crop]:
         """The crop of each image; none if the whole images are samples."""
-        if not isinstance(self.decode, ImageOp):
-            return []
-        return self.rows.crops(self.decode, self.located)
+        return [] if self.op is None else self.rows.crops(self.op, self.located)
 
     @cached_property
     def crop_table(self) -> compiled.CropTable | None:
         """The `crops` for the compiled module, if it exists and they can be made all at once."""
-        if not isinstance(self.decode, ImageOp) or self.located.survey is None:
+        if self.op is None or self.located.survey is None:
             return None
-        return select_crop_table(self.decode, *self.located.sizes(), self.rows.draws)
+        return select_crop_table(self.op, *self.located.sizes(), self.rows.draws)
 
-    @cached_property
-    def size(self) -> tuple[int, int] | None:
-        """Height and width of all samples if they fit one block, else None."""
+    def sample_size(self) -> tuple[int, int] | None:
+        """Return height and width of all samples if they fit one block, else None."""
         located = self.located
         survey = self.located.survey
-        sizes = set[tuple[int, int]]()
-        if isinstance(self.decode, ImageOp):
+        if self.op is not None:
             if self.crop_table is not None:
-                return self.decode.fixed_size
+                return self.op.fixed_size
             sizes = {crop.size for crop in self.crops}
-        elif self.decode in ("numpy", "torch"):
-            if survey is not None and survey.width:
-                return survey.height, survey.width
+        elif self.decode == "pil":
+            return None
+        elif survey is not None and survey.width:
+            return survey.height, survey.width
+        else:
             sizes = set(zip(located.heights, located.widths, strict=True))
         # The survey accepts no row without an image, which has no place in a block.
         has_all = survey is not None or ABSENT not in located.fields
@@ -136,8 +135,9 @@ class ImageReader:
         if first.decode == "bytes":
             return [Values(reader.stored()) for reader in readers]
         for reader in readers:
-            reader.check_sizes()
-            reader.allocate()
+            size = reader.sample_size()
+            reader.check_sizes(size)
+            reader.allocate(size)
         views_of: dict[int, list[ImageReader]] = {}
         for reader, numbers in zip(readers, _fill(readers), strict=True):
             for number in numbers:
@@ -164,7 +164,7 @@ class ImageReader:
     def present(self) -> Sequence[int]:
         """Return the positions of the rows that have the image."""
         if self.located.survey is not None or ABSENT not in self.located.fields:
-            return range(len(self.rows))
+            return range(self.rows.count)
         return [number for number, kind in enumerate(self.located.fields) if kind != ABSENT]
 
     @contextlib.contextmanager
@@ -173,13 +173,13 @@ class ImageReader:
         with scratch(self.located.longest) as self._buffer:
             yield
 
-    def check_sizes(self) -> None:
+    def check_sizes(self, size: tuple[int, int] | None) -> None:
         """Compare implausible sizes in the index with the images, before allocating memory.
 
         The decoder compares all other sizes later.
         """
         # Otherwise, the sizes in the index do not determine how much memory is allocated.
-        if self.decode == "pil" or self._all_small():
+        if self.decode == "pil" or self._all_small(size):
             return
         with self.buffered():
             for number in self._inflated():
@@ -201,35 +201,34 @@ class ImageReader:
             if is_encoded and self.pixels.bytes * pixels > likely:
                 yield number
 
-    def _all_small(self) -> bool:
+    def _all_small(self, size: tuple[int, int] | None) -> bool:
         """Return whether no image or sample exceeds `_INFLATED_BYTES`, which is the usual case.
 
         It takes a few calls for a batch, where `_inflated` takes a few for each image.
         """
         located = self.located
         survey = self.located.survey
-        if self.size is None or not len(located):
+        if size is None or not self.rows.count:
             return False
-        if self.crop_table is not None:
+        scaled = 0
+        if self.op is not None and self.crop_table is not None:
             numbers = self.crop_table.numbers.astype(np.int64)
             scaled = int((numbers[:, 5] * numbers[:, 6]).max())
-        elif any(crop.scaled for crop in self.crops):
+        elif self.op is not None and any(crop.scaled for crop in self.crops):
             return False
-        else:
-            scaled = 0
         most: int = (
             max(map(mul, located.widths, located.heights)) if survey is None else survey.most_pixels
         )
-        return self.pixels.bytes * max(most, scaled, math.prod(self.size)) <= _INFLATED_BYTES
+        return self.pixels.bytes * max(most, scaled, math.prod(size)) <= _INFLATED_BYTES
 
-    def allocate(self) -> None:
-        """Provide memory for the result."""
-        if self.size is None or self.transform is not None:
-            self.values = [None] * len(self.rows)
+    def allocate(self, size: tuple[int, int] | None) -> None:
+        """Provide memory for the result, given the `sample_size`."""
+        count = self.rows.count
+        if size is None or self.transform is not None:
+            self.values = [None] * count
             return
-        shape = len(self.located), *self.size, self.pixels.channels
         dtype: torch.dtype = getattr(torch, self.pixels.dtype)
-        self.block = new_block(shape, shared=len(self.located) > 1, dtype=dtype)
+        self.block = new_block((count, *size, self.pixels.channels), shared=count > 1, dtype=dtype)
         self.values = self.block.numpy()
 
     def result(self) -> Values:
@@ -243,27 +242,27 @@ class ImageReader:
 
     def compiled_view(self) -> compiled.View | None:
         """Return the block for the compiled module; None if the module cannot fill it."""
-        table = self.crop_table
-        if self.block is not None and isinstance(self.decode, ImageOp) and table is None:
-            table = as_crop_table(self.decode, self.crops)
-        if self.block is None or (isinstance(self.decode, ImageOp) and table is None):
+        if self.block is None:
             return None
-        return compiled.View(self.values, table)
+        if self.op is None:
+            return compiled.View(self.values, None)
+        table = self.crop_table or as_crop_table(self.op, self.crops)
+        return None if table is None else compiled.View(self.values, table)
 
     def fill_raw(self) -> Sequence[int]:
         """Fill the block with raw pixels by the compiled module; return the positions it leaves."""
         located = self.located
-        is_whole = self.block is not None and not isinstance(self.decode, ImageOp)
+        is_whole = self.block is not None and self.op is None
         if not is_whole or any(kind != "raw" for kind in located.fields):
             return self.present()
-        slots = self.values.view(np.uint8).reshape(len(located), -1)
+        slots = self.values.view(np.uint8).reshape(self.rows.count, -1)
         return compiled.fill_values(located, slots, self.rows.context.mark)
 
     def _transformed(self, number: int, pixels: TypedPixels) -> Any:
         image: Any = pixels
         if self.decode == "pil":
             image = Image.fromarray(pixels[:, :, 0] if self.pixels.channels == 1 else pixels)
-        elif self.decode == "torch" or isinstance(self.decode, ImageOp):
+        elif self.decode != "numpy":
             image = torch.from_numpy(pixels).permute(2, 0, 1)
         return self.rows.transformed(self.name, self.transform, image, number)
 
@@ -272,15 +271,15 @@ class ImageReader:
         located = self.located
         self.rows.context.note(located.rows[number])
         outs = [None if view.block is None else view.values[number] for view in views]
-        only = outs[0] if len(outs) == 1 and not self.crops else None
+        only = outs[0] if len(outs) == 1 and self.op is None else None
         is_raw = located.fields[number] == "raw"
         if only is not None and is_raw and located.lengths[number] == only.nbytes:
             located.read(number, only.reshape(-1).view(np.uint8).data)
             return [only]
         stored = located.read(number, self._buffer)
         with self.rows.naming_record(located, number):
-            if isinstance(self.decode, ImageOp):
-                ops = [view.decode for view in views if isinstance(view.decode, ImageOp)]
+            if self.op is not None:
+                ops = [view.op for view in views if view.op is not None]
                 crops = [view.crops[number] for view in views]
                 if len(ops) == 1:
                     return [ops[0].render(stored, crops[0], self.decoding, outs[0])]
@@ -294,17 +293,15 @@ def _fill(readers: Sequence[ImageReader]) -> list[Sequence[int]]:
     first = readers[0]
     if not first.pixels.is_rgb:
         return [first.fill_raw()] if len(readers) == 1 else [first.present()] * len(readers)
-    remaining = [reader.present() for reader in readers]
     views = [reader.compiled_view() for reader in readers]
     blocks = [view for view in views if view is not None]
-    if blocks:
-        mark = first.rows.context.mark
-        background = first.decoding.background
-        unfilled = compiled.fill_views(first.located, blocks, background=background, mark=mark)
-        filled = [number for number, view in enumerate(views) if view is not None]
-        for number, positions in zip(filled, unfilled, strict=True):
-            remaining[number] = positions
-    return remaining
+    if not blocks:
+        return [reader.present() for reader in readers]
+    mark = first.rows.context.mark
+    background = first.decoding.background
+    left = compiled.fill_views(first.located, blocks, background=background, mark=mark)
+    numbered = zip(readers, views, strict=True)
+    return [left.pop(0) if view is not None else reader.present() for reader, view in numbered]
 
 
 def _copied(pixels: TypedPixels, out: TypedPixels | None) -> TypedPixels:
@@ -329,8 +326,8 @@ class MaskReader(ImageReader):
         if first.decode == "bytes":
             return [Values(reader.stored()) for reader in masks]
         for reader in masks:
-            reader.check_sizes()
-            reader.values = [None] * len(reader.rows)
+            reader.check_sizes(reader.sample_size())
+            reader.values = [None] * reader.rows.count
         with first.buffered():
             for number in first.present():
                 mask = first._mask(number)
@@ -373,7 +370,7 @@ class MaskReader(ImageReader):
         return mask
 
     def _moved(self, mask: Mask, number: int) -> Mask:
-        if isinstance(self.decode, ImageOp):
+        if self.op is not None:
             mask = move_mask(mask, frame_of(self.crops[number], mask.shape[1], mask.shape[0]))
         if mask.dtype == np.uint16 and self.decode not in ("pil", "numpy"):
             mask = mask.astype(np.int32)  # PyTorch has few operations for uint16
@@ -391,7 +388,7 @@ def require_one_size(rows: BatchRows, leading: str, name: str) -> None:
     located = rows.located(name)
     if lead.widths == located.widths and lead.heights == located.heights:
         return
-    for number in range(len(rows)):
+    for number in range(rows.count):
         if ABSENT in (lead.fields[number], located.fields[number]):
             continue
         size = _size(located, number)

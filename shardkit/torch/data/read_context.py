@@ -67,6 +67,10 @@ class ReadContext(NamedTuple):
     random numbers, so `repeats` numbers the rows if there are several."""
 
 
+_WITHOUT_LOADER = ReadContext(seed=0, epoch=0)
+_NOTHING = contextlib.nullcontext()
+
+
 class NumberedRows(list[int]):
     """Rows of a batch that carry the context in which they are read, to any process.
 
@@ -162,7 +166,7 @@ def new_block(
     if current is not None and current.allocate is not None and shared:
         return current.allocate(shape)
     if not shared or get_worker_info() is None:
-        return torch.empty(shape, dtype=torch.uint8)
+        return torch.from_numpy(np.empty(shape, np.uint8))  # in half the time of torch.empty
     return new_shared(int(np.prod(shape))).view(shape)
 
 
@@ -211,7 +215,7 @@ class BatchContext:
         """Use the context of `NumberedRows` or of the loader, or the epoch in ``cell``."""
         current = rows.context if isinstance(rows, NumberedRows) else _current()
         self._epoch_and_seed = cell.get() if current is None else (current.epoch, current.seed)
-        current = current or ReadContext(seed=0, epoch=0)
+        current = current or _WITHOUT_LOADER
         self._alone = current.alone
         self.mark = current.mark
         """Receives the row being read, if not None."""
@@ -307,10 +311,10 @@ class BatchContext:
         self, *functions: Callable[..., Any] | None
     ) -> contextlib.AbstractContextManager[None]:
         """Restore the global generators after `apply` has called ``functions``."""
-        ordinary = any(f is not None and not getattr(f, "takes_rng", False) for f in functions)
-        if ordinary and self._epoch_and_seed is not None and self._alone:
+        seeds = self._epoch_and_seed is not None and self._alone
+        if seeds and any(f is not None and not getattr(f, "takes_rng", False) for f in functions):
             return globals_kept()
-        return contextlib.nullcontext()
+        return _NOTHING
 
 
 def draws_key(view: int, seed: int, epoch: int) -> int:

@@ -32,6 +32,8 @@ class FieldTransforms(NamedTuple):
     @property
     def named(self) -> dict[str, Function]:
         """The transforms, by option or field."""
+        if self.transform is None and self.target_transform is None:
+            return {}
         named = {"transform": self.transform}
         if isinstance(self.transform, Mapping):
             named = {", ".join(_names(key)): value for key, value in self.transform.items()}
@@ -42,7 +44,7 @@ class FieldTransforms(NamedTuple):
         """Return the transform of a field, unless it applies to other fields too."""
         if name == LABEL and self.target_transform is not None:
             return self.target_transform
-        if isinstance(self.transform, Mapping):
+        if self.transform is not None and isinstance(self.transform, Mapping):
             return self.transform.get(name)
         return self.transform if name == IMAGE else None
 
@@ -163,11 +165,13 @@ class SampleReader(NamedTuple):
         """The type of the images of each field of images or masks."""
         return {name: self.decode_of(name) for name in self.fields.pictures}
 
-    def with_op(self, op: ImageOp) -> SampleReader:
-        """Return a reader with ``decode=op``.
+    def with_op(self, op: ImageOp | None) -> SampleReader:
+        """Return a reader with ``decode=op``, or this one if that is None.
 
         Raises UsageError if the dataset sets ``decode`` itself, or reads no images.
         """
+        if op is None:
+            return self
         if self.decode not in ("pil", "torch"):
             raise UsageError(
                 "views= and Buckets set the operation of images, but the dataset also has "
@@ -183,8 +187,7 @@ class SampleReader(NamedTuple):
 
     def read_views(self, batches: Sequence[BatchRows]) -> list[dict[str, Values]]:
         """Return the fields of each view of the rows of a batch, by name."""
-        ops = [batch.context.op for batch in batches]
-        readers = [self if op is None else self.with_op(op) for op in ops]
+        readers = [self.with_op(batch.context.op) for batch in batches]
         views: list[dict[str, Values]] = [{} for _ in batches]
         for name in self.fields.layout.names:
             for columns, values in zip(views, _read(readers, batches, name), strict=True):
@@ -193,7 +196,8 @@ class SampleReader(NamedTuple):
             if self.windows is not None:
                 for name in self.windows.fields:
                     columns[f"{name}_is_pad"] = self.windows.padding(name, batch)
-            self.transforms.apply_jointly(batch, columns)
+            if self.transforms.transform is not None:
+                self.transforms.apply_jointly(batch, columns)
         return views
 
     def _read_window(self, windows: WindowReader, batch: BatchRows, name: str) -> Values:
@@ -211,7 +215,7 @@ class SampleReader(NamedTuple):
     def _image_reader(self, batch: BatchRows, name: str) -> ImageReader:
         """Return a reader of images or masks."""
         leading = self.fields.leading
-        if isinstance(self.decode, ImageOp) and leading is not None and name != leading:
+        if name != leading and leading is not None and isinstance(self.decode, ImageOp):
             require_one_size(batch, leading, name)
         reader = MaskReader if self.fields.kinds[name].follows else ImageReader
         decode = self.decode_of(name)

@@ -25,7 +25,7 @@ def read_apart(rows: BatchRows, name: str, field: Field) -> Values:
     """
     located = rows.located(name)
     if field.is_uniform and (located.survey is not None or ABSENT not in located.fields):
-        block = new_block((len(rows), field.bytes), shared=len(rows) > 1)
+        block = new_block((rows.count, field.bytes), shared=rows.count > 1)
         slots = block.numpy()
         for number in compiled.fill_values(located, slots, rows.context.mark):
             rows.context.note(located.rows[number])
@@ -68,7 +68,7 @@ def read_column(rows: BatchRows, name: str, op: ImageOp | None, leading: str | N
     located = rows.located(leading) if kind.follows and op and leading is not None else None
     crops = rows.crops(op, located) if op is not None and located is not None else []
     values: list[Any] = []
-    for number in range(len(rows)):
+    for number in range(rows.count):
         value = column.value(number)
         frame = None
         if located is not None and located.fields[number] != ABSENT:
