@@ -5,10 +5,11 @@ Sources that read many records at once return them so, and writers and checksums
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardkit.record import LABEL_FIELD, META_FIELD, NO_LABEL, Record, path_meta
+from shardkit.record import LABEL_FIELD, META_FIELD, NO_LABEL, Record
 
 
 class RecordColumns(Sequence[Record]):
@@ -54,9 +55,16 @@ def described_columns(
     columns: Mapping[str, list[bytes | None]],
 ) -> RecordColumns:
     """Return records with paths and labels, and other columns."""
-    metas: list[bytes | None] = [*map(path_meta, paths)]
-    described = {META_FIELD: metas, LABEL_FIELD: label_column(labels)}
+    described = {META_FIELD: path_metas(paths), LABEL_FIELD: label_column(labels)}
     return RecordColumns(keys, described | dict(columns))
+
+
+def path_metas(paths: Sequence[str]) -> list[bytes | None]:
+    """Return metadata that state only a path, as `shardkit.record.path_meta` does one by one."""
+    if not paths:
+        return []
+    quoted = '}\n{"path":'.join(map(json.encoder.encode_basestring_ascii, paths))
+    return [*f'{{"path":{quoted}}}'.encode().split(b"\n")]  # JSON has no line break
 
 
 def label_column(labels: Sequence[int]) -> list[bytes | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain
 from pathlib import Path
@@ -30,8 +30,9 @@ from shardkit.dataset.records import record_of
 from shardkit.dataset.shardset import ShardSet
 from shardkit.errors import BadImage, CorruptDataset
 from shardkit.kinds.field import Field
-from shardkit.kinds.packing import pack
-from shardkit.record import ABSENT, LABEL, META_FIELD, NO_LABEL, Record, dump_json, path_meta
+from shardkit.kinds.packing import pack_together
+from shardkit.record import ABSENT, LABEL, META_FIELD, NO_LABEL, Record, dump_json
+from shardkit.record_columns import RecordColumns, path_metas
 
 _AT_ONCE = 4096
 """Rows listed at a time."""
@@ -95,7 +96,8 @@ class LayerSource(Source):
         """
         found = [values.read(entry.place).items() for values in self._values]
         columns = {name: [value] for name, value in chain.from_iterable(found)}
-        return self._records([entry.path], [entry.key], columns)[0]
+        (record,) = self._records([entry.path], [entry.key], columns)
+        return record
 
     def read_together(self, split: str, entries: Sequence[Entry]) -> ReadTogether:
         """Return the records of rows; none if a value does not fit its field."""
@@ -105,28 +107,23 @@ class LayerSource(Source):
             found = [values.read_together(rows) or {} for values in self._values]
             if all(found):
                 columns = dict(chain.from_iterable(values.items() for values in found))
-                return [*self._records(packed.paths(), packed.keys(), columns)]
+                return self._records(packed.paths(), packed.keys(), columns)
         return super().read_together(split, entries)
 
     def _records(
-        self, paths: Sequence[str], keys: Sequence[str], columns: Mapping[str, Sequence[Any]]
-    ) -> list[Record]:
+        self, paths: Sequence[str], keys: list[str], columns: Mapping[str, Sequence[Any]]
+    ) -> RecordColumns:
         """Return the records of rows, given a value of each, or None, by field."""
-        fields: list[dict[str, bytes]] = [{} for _ in keys]
+        stored: dict[str, list[bytes | None]] = {}
         small: dict[str, Sequence[Any]] = {}
         for name, values in columns.items():
             field = self.schema[name]
-            stored = field.stored_name(name)
-            packed = [None if value is None else pack(name, field, value)[1] for value in values]
-            if stored is None:
+            packed = pack_together(name, field, values)
+            if (stored_name := field.stored_name(name)) is None:
                 small[name] = packed
-                continue
-            for its, content in zip(fields, packed, strict=True):
-                if content is not None:
-                    its[stored] = content
-        for its, meta in zip(fields, _metadata(paths, small), strict=True):
-            its[META_FIELD] = meta
-        return [*map(Record, keys, fields)]
+            else:
+                stored[stored_name] = packed
+        return RecordColumns(keys, {**stored, META_FIELD: _metadata(paths, small)})
 
     def locate(self, split: str, entry: Entry) -> str:
         """Return the row."""
@@ -163,15 +160,16 @@ class LayerSource(Source):
         return StoredEntries(load, starts)
 
 
-def _metadata(paths: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> Iterable[bytes]:
+def _metadata(paths: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> list[bytes | None]:
     """Return the metadata of rows as `dump_json` does, given values, or None, by name."""
     if not columns:
-        return map(path_meta, paths)
+        return path_metas(paths)
     parts = []
     for name, values in sorted({**columns, "path": paths}.items()):
         start = f'"{name}":'
         parts.append(["" if value is None else start + as_json(value, _encode) for value in values])
-    return [f"{{{','.join(filter(None, row))}}}".encode() for row in zip(*parts, strict=True)]
+    rows = "}\n{".join([",".join(filter(None, row)) for row in zip(*parts, strict=True)])
+    return [*f"{{{rows}}}".encode().split(b"\n")]  # JSON has no line break
 
 
 def _encode(value: object) -> str:

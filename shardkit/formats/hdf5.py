@@ -12,9 +12,9 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple, overload
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -35,7 +35,11 @@ from shardkit.record import (
     parse_label,
 )
 from shardkit.system.files import Appender, write_all
+from shardkit.system.strings import split_strings
 from shardkit.system.text import quoted
+
+if TYPE_CHECKING:
+    from shardkit.record_columns import RecordColumns
 
 _COPY_BYTES = 1 << 20
 
@@ -57,24 +61,16 @@ class _Column:
 
     def __init__(self, folder: Path) -> None:
         self.spool: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
-        self._appender = Appender(self.spool.fileno())
+        self.appender = Appender(self.spool.fileno())
         self.lengths: list[int] = []
         self.missing: list[int] = []
 
-    def append(self, value: bytes) -> None:
-        self._appender.append(value)
-        self.lengths.append(len(value))
-
-    def values(self) -> IO[bytes]:
-        """Return the file of all values, after writing pending ones."""
-        self._appender.flush()
-        return self.spool
-
-    def fill(self, rows: int) -> None:
-        """Record that the rows up to ``rows`` lack this field."""
-        for row in range(len(self.lengths), rows):
-            self.missing.append(row)
-            self.lengths.append(0)
+    def append(self, values: list[bytes | None]) -> None:
+        """Append values; None for each row that lacks the field."""
+        first = len(self.lengths)
+        self.missing += [row for row, value in enumerate(values, first) if value is None]
+        self.appender.append(*[value for value in values if value is not None])
+        self.lengths += [len(value or b"") for value in values]
 
 
 class Hdf5Writer:
@@ -97,17 +93,39 @@ class Hdf5Writer:
         Raises ValueError if its label is not a number, or raw pixels or an array have another
         shape.
         """
-        fields = dict(record.fields)
-        label = fields.pop(LABEL_FIELD, None)
-        self._labels.append(NO_LABEL if label is None else parse_label(label))
-        for name in fields:
-            header_of(record, name, self._spec)  # for its check
-        for name, value in {KEY: record.key.encode(), **fields}.items():
-            if name not in self._columns:
-                self._columns[name] = _Column(self._path.parent)
-            self._columns[name].fill(self._rows)
-            self._columns[name].append(value)
-        self._rows += 1
+        self.write_all([record])
+
+    def write_all(self, records: list[Record] | RecordColumns) -> None:
+        """Append ``records`` as the next rows, a column at a time."""
+        columns: dict[str, Any]
+        if isinstance(records, list):
+            keys = [record.key for record in records]
+            names = {name for record in records for name in record.fields}
+            columns = {name: [record.fields.get(name) for record in records] for name in names}
+        else:
+            keys = records.keys
+            columns = dict(records.columns)
+        if not all(self._fits(*column) for column in columns.items()):
+            for record in records:
+                for name in record.fields:
+                    header_of(record, name, self._spec)  # for its check
+        missing = [None] * len(keys)
+        labels = columns.pop(LABEL_FIELD, missing)
+        self._labels += [NO_LABEL if label is None else parse_label(label) for label in labels]
+        for name in columns.keys() - self._columns.keys():
+            self._columns[name] = _Column(self._path.parent)
+            self._columns[name].append([None] * self._rows)
+        columns[KEY] = [key.encode() for key in keys]
+        for name, column in self._columns.items():
+            column.append(columns.get(name, missing))
+        self._rows += len(keys)
+
+    def _fits(self, name: str, values: list[bytes | None]) -> bool:
+        """Return whether values certainly have the shape of the shard."""
+        _, size = self._spec.headers.get(name, (b"", -1))
+        return not is_raw(name) and (
+            size < 0 or {len(value) for value in values if value is not None} <= {size}
+        )
 
     def close(self) -> None:
         """Lay out the file from the spooled values, and complete it."""
@@ -137,8 +155,10 @@ class Hdf5Writer:
         if any(label != NO_LABEL for label in self._labels):
             contents[f"{LABEL_FIELD}/data"] = _Content.of(np.array(self._labels, np.int64))
         for name, column in sorted(self._columns.items()):
-            column.fill(self._rows)
-            values = column.values()
+            if column.missing and len(column.missing) == self._rows:
+                continue  # no record has it
+            column.appender.flush()
+            values = column.spool
             if not column.missing and (form := self._form(name)):
                 dtype, shape = form
                 contents[f"{name}/data"] = _Content((self._rows, *shape), dtype, values)
@@ -252,8 +272,6 @@ def _probe(path: Path, size: int) -> None:
 class Hdf5Reader(RangeReader):
     """Reads a finished file by parsing its structure, without HDF5's library."""
 
-    _keys: _Keys
-
     def _find(self) -> None:
         try:
             arrays = find_arrays(self._file.fileno(), self._size)
@@ -268,7 +286,9 @@ class Hdf5Reader(RangeReader):
             field, _, member = name.partition("/")
             columns.setdefault(field, {})[member] = array
         self._labels = self._list(columns.pop(LABEL_FIELD, {}).get("data"), _LABEL)
-        self._keys = self._read_keys(columns.pop(KEY, {}))
+        text, ends = self._read_keys(columns.pop(KEY, {}))
+        # A damaged key affects only its own record.
+        self._keys = split_strings(text, ends[:-1], ends[1:])
         rows = len(self._keys)
         if self._labels is not None and len(self._labels) != rows:
             self._fail(f"it has {len(self._labels)} labels for {rows} rows")
@@ -278,10 +298,12 @@ class Hdf5Reader(RangeReader):
                 self._fail(f"it has a field {quoted(name)}")
             if column.rows != rows:
                 self._fail(f"field {quoted(name)} has {column.rows} rows, not {rows}")
-        self._table = self._table_of(fields)
+        self._table = self._table_of(fields, text, ends[1:])
         self._fields = TableRows(self._table)
 
-    def _table_of(self, fields: Mapping[str, _Field]) -> Table:
+    def _table_of(
+        self, fields: Mapping[str, _Field], text: bytes, ends: npt.NDArray[np.int64]
+    ) -> Table:
         """Return the keys and the ranges of all rows."""
         names = sorted({*fields, LABEL_FIELD} if self._labels is not None else fields)
         shape = len(self._keys), len(names)
@@ -293,8 +315,8 @@ class Hdf5Reader(RangeReader):
             offsets[present, number] = (field.ends[:-1] + field.offset)[present]
             lengths[present, number] = np.diff(field.ends)[present]
         return Table(
-            text=self._keys.text,
-            ends=self._keys.ends[1:],
+            text=text,
+            ends=ends,
             names=tuple(names),
             offsets=offsets,
             lengths=lengths,
@@ -312,14 +334,15 @@ class Hdf5Reader(RangeReader):
             return {}
         return {LABEL_FIELD: b"%d" % self._labels[row]}
 
-    def _read_keys(self, arrays: dict[str, StoredArray]) -> _Keys:
+    def _read_keys(self, arrays: dict[str, StoredArray]) -> tuple[bytes, npt.NDArray[np.int64]]:
+        """Return the text of all keys, and where each one ends, after 0."""
         keys = self._field_of(KEY, arrays)
         if keys.present is not None:
             self._fail("it has rows without a key")
         sizes = np.diff(keys.ends)
         for size in (sizes.min(), sizes.max()) if len(sizes) else ():
             self._check_key_size(int(size))
-        return _Keys(self._pread(Range(keys.offset, int(keys.ends[-1]))), keys.ends)
+        return self._pread(Range(keys.offset, int(keys.ends[-1]))), keys.ends
 
     def _field_of(self, name: str, arrays: dict[str, StoredArray]) -> _Field:
         """Return where the values of a field are stored."""
@@ -377,30 +400,6 @@ class _Field(NamedTuple):
         return len(self.ends) - 1
 
 
-class _Keys(Sequence[str]):
-    """The key of each row, decoded on access."""
-
-    def __init__(self, text: bytes, ends: npt.NDArray[np.int64]) -> None:
-        self.text = text
-        self.ends = ends
-        self._rows = range(len(ends) - 1)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, row: int) -> str: ...
-    @overload
-    def __getitem__(self, row: slice) -> Sequence[str]: ...
-    def __getitem__(self, row: int | slice) -> str | Sequence[str]:
-        if isinstance(row, slice):
-            return [self[number] for number in self._rows[row]]
-        row = self._rows[row]
-        start, end = self.ends[row : row + 2].tolist()
-        # A damaged key affects only its own record.
-        return self.text[start:end].decode("utf-8", "surrogateescape")
-
-
 def _is_utf8(text: str) -> bool:
     """Return whether text was decoded without surrogate escapes."""
     return not any("\udc80" <= letter <= "\udcff" for letter in text)
@@ -414,5 +413,6 @@ FORMAT = Format(
     copies=2,
     libraries=("h5py",),
     write=Hdf5Writer,
+    write_all=Hdf5Writer.write_all,
     read=Hdf5Reader,
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,17 @@ def pack(name: str, field: Field, value: Any) -> tuple[str | None, Any]:
         if isinstance(error, OSError) and error.strerror:
             reason = f"{error.filename} cannot be read: {error.strerror}"
         raise BadImage(f"{name}: {shortened(reason, _LONGEST)}") from error
+
+
+def pack_together(name: str, field: Field, values: Sequence[Any]) -> list[Any]:
+    """Return what `pack` does, without the name, of several values; None stays None.
+
+    Raises BadImage as `pack`.
+    """
+    if field.kind == "text":
+        with contextlib.suppress(TypeError, UnicodeEncodeError):  # `pack` raises them with the name
+            return [None if value is None else str.encode(value) for value in values]
+    return [None if value is None else pack(name, field, value)[1] for value in values]
 
 
 def with_fields(record: Record, schema: Schema, values: Mapping[str, Any]) -> Record:

@@ -228,6 +228,23 @@ typedef struct {
 int sk_draw_crops(const sk_random_crop *crop, uint64_t key, size_t count, const uint64_t *samples,
                   const int64_t *widths, const int64_t *heights, sk_piece *pieces);
 
+/* RGB images with margins, one below the other: shardkit/torch/engine/resident_rows.py. */
+typedef struct {
+    const uint8_t *pixels;
+    size_t count;
+    int32_t line, lines; /* pixels from one line to the next, and lines from one image to the next */
+    int32_t lefts, tops; /* number of positions of a crop */
+} sk_margined;
+
+/* Copy the crop of each image that RandomCrop draws.
+ *
+ * positions: of the images
+ * key, samples: as above
+ * Returns 0 if a position is not that of an image. */
+int sk_copy_crops(const sk_margined *images, double flip, uint64_t key, size_t count,
+                  const int64_t *positions, const uint64_t *samples, int32_t width, int32_t height,
+                  uint8_t *out);
+
 /* Compare the check of each entry: 1 in `wrong` if it or the kind of the image is damaged. */
 void sk_check_entries(const uint8_t *entries, size_t count, int kinds, uint8_t *wrong);
 

@@ -9,7 +9,7 @@
 #include "png.h"
 
 /* The version of this interface; shardkit/system/native.py has the same number. */
-#define API 17
+#define API 18
 
 /* Return whether a buffer holds `count` values of `size` bytes, aligned for them; else raise. */
 static int holds(const Py_buffer *buffer, const char *name, size_t count, size_t size) {
@@ -266,6 +266,57 @@ static PyObject *draw_crops(PyObject *module, PyObject *arguments) {
     return fits ? PyBool_FromLong(drawn) : NULL;
 }
 
+/* Whether images have a margin before each line or each image, and a crop fits into both margins. */
+static int is_margin(int margin, int distance, int crop) {
+    const int most = 1 << 29;
+    return 0 <= margin && margin < distance && distance <= most && 1 <= crop &&
+           crop <= distance + margin;
+}
+
+PyDoc_STRVAR(copy_crops_doc,
+             "copy_crops(out, height, width, images, line, lines, across, down, positions, key, "
+             "samples, flip)\n--\n\n"
+             "Copy a random crop of each image; return whether all positions are those of images.");
+
+static PyObject *copy_crops(PyObject *module, PyObject *arguments) {
+    Py_buffer out, pixels, positions, samples;
+    sk_margined images;
+    int height, width, across, down, fits, copied = 0;
+    unsigned long long key;
+    double flip;
+    size_t count;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "w*iiy*iiiiy*Ky*d:copy_crops", &out, &height, &width, &pixels,
+                          &images.line, &images.lines, &across, &down, &positions, &key, &samples,
+                          &flip))
+        return NULL;
+    count = (size_t)positions.len / sizeof(int64_t);
+    fits = is_margin(across, images.line, width) && is_margin(down, images.lines, height);
+    if (!fits)
+        PyErr_SetString(PyExc_ValueError, "the margins leave no crop of this size");
+    else
+        fits = holds(&positions, "positions", count, sizeof(int64_t)) &&
+               holds(&samples, "samples", count, sizeof(uint64_t)) &&
+               holds(&out, "out", count, 3 * (size_t)height * (size_t)width);
+    if (fits) {
+        size_t image = (size_t)images.line * (size_t)images.lines, stored = (size_t)pixels.len / 3;
+        size_t after = (size_t)images.line * (size_t)down + (size_t)across;
+        images.pixels = pixels.buf;
+        images.count = stored < after ? 0 : (stored - after) / image;
+        images.lefts = images.line + across - width + 1;
+        images.tops = images.lines + down - height + 1;
+        Py_BEGIN_ALLOW_THREADS
+        copied = sk_copy_crops(&images, flip, key, count, positions.buf, samples.buf, width, height,
+                               out.buf);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&pixels);
+    PyBuffer_Release(&positions);
+    PyBuffer_Release(&samples);
+    return fits ? PyBool_FromLong(copied) : NULL;
+}
+
 PyDoc_STRVAR(check_entries_doc, "check_entries(entries, kinds, wrong)\n--\n\n"
                                 "Set wrong[n] to 1 for each damaged entry of an index.");
 
@@ -450,6 +501,7 @@ static PyObject *crc32_contribution(PyObject *module, PyObject *arguments) {
 
 static PyMethodDef methods[] = {
     {"check_entries", check_entries, METH_VARARGS, check_entries_doc},
+    {"copy_crops", copy_crops, METH_VARARGS, copy_crops_doc},
     {"crc32", crc32, METH_VARARGS, crc32_doc},
     {"crc32_contribution", crc32_contribution, METH_VARARGS, crc32_contribution_doc},
     {"decode_png", decode_png, METH_VARARGS, decode_png_doc},

@@ -6,6 +6,7 @@ conversion compares them, and labels, with the earlier run.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ class NamedOptions(SourceOptions):
         help="Also follow links that lead out of the folder, such as those in a Hugging Face Hub "
         "cache.",
     )
+    list_name: str | None = recorded("name")
+    """The name of a dataset's list, to find it in a folder; None once it is found."""
     place: str | None = recorded("root")
     """The folder of the images, relative to that of the list; None for that folder itself."""
     fields: Any = recorded("fields")
@@ -68,6 +71,7 @@ class NamedSource(ListedSource):
         text = str(path)
         if root is None and "@" in text and not os.path.lexists(text):
             text, _, root = text.rpartition("@")
+        text = _list_in(text, options.list_name) or text
         folder = text if self._is_folder(text) else os.path.dirname(text) or "."
         if root is None and options.place:
             root = _restored_root(text, folder, str(options.place))
@@ -82,6 +86,7 @@ class NamedSource(ListedSource):
                 )
             raise UsageError(f"the image folder {self.root} does not exist")
         super().__init__(text, options)
+        self.settle(list_name=None)
         inside = path_below(folder, self.root)
         self.settle(place=_ELSEWHERE if inside is None else inside if inside != "." else None)
         self.numbers: dict[str, tuple[int, ...]] = {}
@@ -210,6 +215,17 @@ class NamedSource(ListedSource):
         if self._inside is None:
             self._inside = self.names()
         return self._inside
+
+
+def _list_in(folder: str, name: str | None) -> str:
+    """Return the list of this name in a folder, or in the only one below it; "" otherwise."""
+    if not isinstance(name, str) or name != os.path.basename(name) or not os.path.isdir(folder):
+        return ""
+    for inside in ("", "*"):
+        found = glob.glob(os.path.join(glob.escape(folder), inside, glob.escape(name)))
+        if len(found) == 1 and os.path.isfile(found[0]):
+            return found[0]
+    return ""
 
 
 def _restored_root(path: str, folder: str, name: str) -> Path | None:

@@ -476,11 +476,9 @@ def _folders(seen: Overview, top: str) -> list[str]:
 def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Recognition]:
     """Yield how a table lists the images of a folder, once for each folder that may be meant."""
     table = first_rows(seen.ends(file)[:_START], file)[: _MOST + 1]
-    header, rows = (table or [[]])[0], table[1:]
-    columns = {
-        name: [row[number] for row in rows if number < len(row)]
-        for number, name in enumerate(header)
-    }
+    header = (table or [[]])[0]
+    rows = [row for row in table[1:] if len(row) == len(header)]
+    columns = {name: [row[number] for row in rows] for number, name in enumerate(header)}
     fits = [*_fits(seen, columns, [[folder] for folder in folders])]
     most = max((fit.rows for fit in fits), default=0)
     if most < len(rows):
@@ -512,8 +510,8 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
             words += ["--box-labels", label] * bool(label)
         if label and not (boxes and is_repeated):
             splits = [*filter(is_split_name, seen.folders())]
-            pairs = {*zip(columns[column], columns[label], strict=False)}
-            is_one = len(pairs) == len({*columns[column]})
+            pairs = {pair for pair in zip(columns[column], columns[label], strict=True) if pair[1]}
+            is_one = len(pairs) <= len({*columns[column]})
             words += ["--label" if is_one else "--labels", label]
             words += _classes(seen, columns[label], splits)
         elif not boxes:

@@ -5,6 +5,7 @@ returns what is left to Python: everything without the module, and all that the 
 support or finds damaged. It answers with `None` if it did nothing, or with positions in a batch.
 """
 
+# mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
 import math
@@ -44,7 +45,7 @@ def is_available() -> bool:
 
 
 def _call(name: str, *arguments: object) -> Any:
-    """Return the result of a function of the module; None without the module."""
+    """Return the result of a function of the module, of any type; None without the module."""
     compiled = native.module()
     return None if compiled is None else getattr(compiled, name)(*arguments)
 
@@ -215,9 +216,7 @@ def survey(
     width and height of raw pixels. The returned width and height are 0 if they differ. None if any
     entry is damaged or unusual.
     """
-    usual: tuple[int, int, int, int] | None
-    usual = _call("survey", entries, sizes, kinds, *size, most_pixels)
-    return usual
+    return _call("survey", entries, sizes, kinds, *size, most_pixels)
 
 
 def check_entries(entries: npt.NDArray[Any], kinds: int) -> npt.NDArray[np.bool_] | None:
@@ -245,8 +244,7 @@ def resize(
     out = np.empty((*size, 3), np.uint8)
     options = FILTERS.index(filter_), TALL_FIRST
     pixels = np.ascontiguousarray(pixels)
-    scaled = _call("resize", pixels, width, height, box, out, size[1], size[0], *options)
-    return out if scaled else None
+    return out if _call("resize", pixels, width, height, box, out, *size[::-1], *options) else None
 
 
 def finish_planes(
@@ -279,6 +277,21 @@ def draw_crops(
     crops = np.empty((len(numbers), CROP_NUMBERS), np.int32)
     ranges = tuple(scale), tuple(ratio), logs, flip
     return crops if _call("draw_crops", key, numbers, *sizes, *ranges, crops) else None
+
+
+def copy_crops(
+    out: Pixels,
+    images: tuple[Pixels, int, int, int, int],
+    positions: Integers,
+    draws: tuple[int, npt.NDArray[np.uint64]],
+    flip: float,
+) -> bool:
+    """Copy crops that `RandomCrop` draws from RGB images in memory; return whether it did.
+
+    ``images`` are bytes, the distance of lines in pixels, that of images in lines, and width and
+    height of the margins. ``out`` is as in `View`, and ``draws`` and ``flip`` as for `draw_crops`.
+    """
+    return bool(_call("copy_crops", out, *out.shape[1:3], *images, positions, *draws, flip))
 
 
 def decode_png(data: Bytes, background: tuple[int, int, int] | None) -> npt.NDArray[Any] | None:
@@ -322,8 +335,7 @@ Waves = npt.NDArray[np.int16]
 
 def inspect_jpeg(data: bytes) -> tuple[int, int] | None:
     """Return width and height of a JPEG without EXIF data and further frames."""
-    size: tuple[int, int] | None = _call("inspect_jpeg", data)
-    return size
+    return _call("inspect_jpeg", data)
 
 
 def jpeg_decodes(data: bytes) -> bool:
@@ -336,8 +348,7 @@ def jpeg_header(data: Bytes) -> tuple[int, int, int] | str | None:
 
     None without the module.
     """
-    header: tuple[int, int, int] | str | None = _call("jpeg_header", data)
-    return header
+    return _call("jpeg_header", data)
 
 
 def decode_jpeg(data: Bytes, out: Pixels, eighths: int) -> str | None:
@@ -372,9 +383,7 @@ def scale_jpeg(
 def encode_jpeg(pixels: Pixels, quality: int) -> bytes | None:
     """Encode pixels of shape (height, width, channels), 1 or 3, as Pillow does; or return None."""
     height, width, channels = pixels.shape
-    pixels = np.ascontiguousarray(pixels)
-    encoded: bytes | None = _call("encode_jpeg", pixels, width, height, channels, quality)
-    return encoded
+    return _call("encode_jpeg", np.ascontiguousarray(pixels), width, height, channels, quality)
 
 
 def jpeg_planes(data: bytes) -> tuple[int, int, int, bytes] | None:
@@ -382,8 +391,7 @@ def jpeg_planes(data: bytes) -> tuple[int, int, int, bytes] | None:
 
     None if it has a warning or no such planes, or without the module.
     """
-    planes: tuple[int, int, int, bytes] | None = _call("jpeg_planes", data)
-    return planes
+    return _call("jpeg_planes", data)
 
 
 class FileHeader(NamedTuple):
@@ -451,8 +459,7 @@ def read_files(
 ) -> list[bytes | None]:
     """Return what follows ``head`` in files, None for each that is left; see `read_images`."""
     codes = np.zeros(len(paths), np.uint8)
-    contents: list[bytes | None] | None = _call("read_files", paths, *stats, head, codes)
-    return contents or [None] * len(paths)
+    return _call("read_files", paths, *stats, head, codes) or [None] * len(paths)
 
 
 def read_heads(paths: Sequence[bytes], length: int) -> Iterator[tuple[int, int, bytes]]:
@@ -502,14 +509,12 @@ def crc32_contribution(data: Bytes, following: int) -> int | None:
 
     ``following`` is the number of the bytes that follow it.
     """
-    contribution: int | None = _call("crc32_contribution", data, following)
-    return contribution
+    return _call("crc32_contribution", data, following)
 
 
 def record_checksums(records: Sequence[object]) -> list[int] | None:
     """Return `shardkit.record.checksums` of records."""
-    checksums: list[int] | None = _call("record_checksums", records)
-    return checksums
+    return _call("record_checksums", records)
 
 
 Headers = Mapping[str, tuple[bytes, int]]
@@ -518,17 +523,14 @@ Headers = Mapping[str, tuple[bytes, int]]
 
 def tar_members(records: Sequence[object], small: int, headers: Headers) -> list[bytes] | None:
     """Return records as tar members; those below ``small`` bytes are joined with others."""
-    members: list[bytes] | None = _call("tar_members", records, small, dict(headers))
-    return members
+    return _call("tar_members", records, small, dict(headers))
 
 
 def lmdb_items(
     records: Sequence[object], row: int, headers: Headers
 ) -> list[tuple[bytes, bytes]] | None:
     """Return key and value of each field of records as LMDB stores them, from ``row`` on."""
-    items: list[tuple[bytes, bytes]] | None
-    items = _call("lmdb_items", records, row, dict(headers))
-    return items
+    return _call("lmdb_items", records, row, dict(headers))
 
 
 def ranges_start(descriptor: int, offsets: Integers, start: bytes) -> bool:
@@ -538,14 +540,12 @@ def ranges_start(descriptor: int, offsets: Integers, start: bytes) -> bool:
 
 def walk_tar(descriptor: int, size: int, start: int, stop: int) -> WalkResult | None:
     """Find the fields of all records of a tar file between two offsets."""
-    walked: WalkResult | None = _call("walk_tar", descriptor, size, start, stop)
-    return walked
+    return _call("walk_tar", descriptor, size, start, stop)
 
 
 def walk_lmdb(descriptor: int, size: int) -> WalkResult | None:
     """Find the fields of all records of an LMDB file."""
-    walked: WalkResult | None = _call("walk_lmdb", descriptor, size)
-    return walked
+    return _call("walk_lmdb", descriptor, size)
 
 
 def index_records(

@@ -20,7 +20,7 @@ VARIABLE = "SHARDKIT_NATIVE"
 PACKAGE = Path(__file__).parents[1]
 """The folder of shardkit. A wheel has the licenses of the libraries in the module there."""
 
-_API = 17
+_API = 18
 """Version of the interface; a module built from other sources is not called."""
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import h5py
 import pytest
 from helpers import FORMATS
 
 from shardkit.contracts import ShardSpec
 from shardkit.record import Record, checksums
-from shardkit.record_columns import RecordColumns, label_column
+from shardkit.record_columns import RecordColumns, label_column, path_metas
 from shardkit.registry import get_format
 from shardkit.system import compiled, native
 
@@ -42,6 +44,23 @@ def make_records(count: int = COUNT) -> list[Record]:
         )
         for n in range(count)
     ]
+
+
+def test_paths_become_canonical_json() -> None:
+    paths = [
+        "a/b.jpg",
+        "",
+        'a "b"',
+        "\\",
+        "a\nb\r",
+        "é漢\U0001f600",
+        "\udcff",
+        '"}\n{"path":"',
+        "\0",
+    ]
+    expected = [json.dumps({"path": path}, separators=(",", ":")).encode() for path in paths]
+    assert path_metas(paths) == expected
+    assert not path_metas([])
 
 
 def test_columns_are_a_sequence_of_records() -> None:
@@ -105,6 +124,48 @@ def test_columns_become_the_bytes_of_records_one_by_one(
     monkeypatch.setattr(native, "module", lambda: None)
     assert written(tmp_path / "alone", to, make_records()) == together
     assert written(tmp_path / "without", to, make_columns()) == together
+
+
+def test_columns_of_hdf5_state_what_is_missing(tmp_path: Path) -> None:
+    blank: list[bytes | None] = [None] * 3
+    storage = get_format("hdf5")
+    writer = storage.write(tmp_path / "a.h5", ShardSpec())
+    storage.write_all(
+        writer, RecordColumns(["a", "b", "é"], {"txt": [b"x", None, b""], "bin": blank})
+    )
+    labels: list[bytes | None] = [b"7", None]
+    storage.write_all(writer, RecordColumns(["d", "e"], {"cls": labels, "late": [None, b"yz"]}))
+    writer.write(Record("f", {"txt": b"end"}))
+    writer.close()
+    hdf5: Any = h5py.File(tmp_path / "a.h5")
+    with hdf5 as file:
+        assert {*file} == {"__key__", "__shardkit__", "cls", "late", "txt"}
+        found = {
+            name: (group["data"][:].tobytes(), group["offsets"][:].tolist(), [*group["present"]])
+            for name, group in file.items()
+            if name in ("late", "txt")
+        }
+        assert file["cls/data"][:].tolist() == [-1, -1, -1, 7, -1, -1]
+        assert file["__key__/data"][:].tobytes().decode() == "abédef"
+    assert found == {
+        "late": (b"yz", [0, 0, 0, 0, 0, 2, 2], [0, 0, 0, 0, 1, 0]),
+        "txt": (b"xend", [0, 1, 1, 1, 1, 1, 4], [1, 0, 1, 0, 0, 1]),
+    }
+
+
+def test_columns_of_arrays_have_the_shape_of_the_shard(tmp_path: Path) -> None:
+    described = {"name": "v", "kind": "array", "dtype": "uint8", "shape": [2], "classes": None}
+    storage = get_format("hdf5")
+    for number, odd in enumerate((b"abc", b"")):
+        path = tmp_path / f"{number}.h5"
+        writer = storage.write(path, ShardSpec(meta={"schema": [described]}))
+        storage.write_all(writer, RecordColumns(["a", "b"], {"v.npy": [b"ab", b"cd"]}))
+        with pytest.raises(ValueError, match=r"record 'd' has .* bytes of v.npy"):
+            storage.write_all(writer, RecordColumns(["c", "d"], {"v.npy": [b"ef", odd]}))
+        writer.close()
+        hdf5: Any = h5py.File(path)
+        with hdf5 as file:
+            assert file["v.npy/data"][:].tolist() == [[97, 98], [99, 100]]
 
 
 @pytest.mark.skipif(not compiled.is_available(), reason="the module is not built")

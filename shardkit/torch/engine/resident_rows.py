@@ -11,6 +11,7 @@ import torch
 
 from shardkit.errors import UsageError, setting
 from shardkit.sampling.order import BatchDraws, Draws, Positions, sample_number
+from shardkit.system import compiled
 from shardkit.system.machine import free_memory
 from shardkit.system.text import amount
 from shardkit.system.text import size as in_words
@@ -226,6 +227,12 @@ class _CroppedField(_Field):
 
     def take(self, positions: Positions, draws: BatchDraws) -> torch.Tensor:
         """Return the bytes of the crops of the images at ``positions``, as `_Field.take`."""
+        if self._device.type == "cpu" and self._pixel == 3 and compiled.is_available():
+            out = _new_block((len(positions), *self._shape), self._device)
+            images = self._data.numpy(), self._line, self._lines, self._across, self._down
+            numbered = draws.key, draws.numbers
+            if compiled.copy_crops(out.numpy(), images, positions, numbered, self._op.flip):
+                return out.flatten(1)
         widths, heights = np.full((2, len(positions)), [[self._width], [self._height]])
         numbers = self._op.numbers(widths, heights, lambda: draws)
         assert numbers is not None, "the class is RandomCrop itself"

@@ -14,7 +14,7 @@ from foreign import MAKERS
 from helpers import jpeg, make_tree, png, run_main
 from refusals import refused, refuses
 
-from shardkit import convert, open_dataset, open_source
+from shardkit import convert, open_dataset, open_source, repair, verify
 from shardkit.errors import BadImages, UsageError
 from shardkit.sources.recognize import note_other_classes, recognized
 
@@ -575,6 +575,31 @@ def test_a_table_next_to_a_zip_archive_is_not_lost(tmp_path: Path) -> None:
     make_tree(tmp_path / "src", {"train.csv": b"id,label\n9,a\n"})
     facts = ("train.csv", "convert zip", "convert table", "i.zip")
     refuses(2, "convert", tmp_path / "src", "DST", "--to", "lmdb", facts=facts)
+
+
+def test_a_row_without_its_label_does_not_change_the_kind_of_labels(tmp_path: Path) -> None:
+    for row in (b"a", b"a,"):
+        files = {"train/a.jpg": JPEG, "train/b.jpg": JPEG}
+        table = b"id,breed\na,pug\n%s\nb,beagle\n" % row
+        source = make_tree(tmp_path / row.decode(), {**files, "labels.csv": table})
+        done = run_main("convert", source, "DST", "--to", "lmdb", "--dry-run")
+        assert "\n  label     breed: " in done.stdout
+        assert done.stdout.count("  bad  ") == 1
+
+
+@pytest.mark.parametrize("folder", ["", "lists/"])
+def test_the_folder_of_a_recognized_list_is_its_source(tmp_path: Path, folder: str) -> None:
+    files = {"lists/train/a.jpg": JPEG, "lists/labels.csv": b"id,breed\na,pug\n"}
+    make_tree(tmp_path / "src", {**files, "lists/sample_submission.csv": b"id,pug\nx,1\n"})
+    source, made = tmp_path / "src" / folder, tmp_path / "made"
+    assert run_main("convert", source, made, "--to", "lmdb", "--workers", "1").returncode == 0
+    assert verify(made, against=source).ok
+    (made / "shard-000000.lmdb").write_bytes(b"")
+    repair(made, source)
+    assert verify(made).ok
+    for image in (tmp_path / "src/lists/train").iterdir():
+        image.write_bytes(MASK)
+    assert not verify(made, against=source).ok
 
 
 def test_the_command_of_a_table_names_all_fields(tmp_path: Path) -> None:

@@ -201,6 +201,30 @@ def test_a_file_is_read_behind_its_head(module: ModuleType, tmp_path: Path) -> N
     assert contents == [b"headvalues", b"values", None, None, None, None]
 
 
+def test_crops_are_copied_from_images_in_memory_only(module: ModuleType) -> None:
+    """A line has 2 + 5 pixels, and an image 1 + 4 lines."""
+    images = np.random.default_rng(0).integers(0, 256, 3 * (7 * (5 * 3 + 1) + 2), np.uint8)
+    layout = 7, 5, 2, 1
+    draws = 1, np.zeros(2, np.uint64)
+    out = np.zeros((2, 6, 9, 3), np.uint8)  # all of an image and its margins
+
+    assert compiled.copy_crops(out, (images, *layout), np.array([0, 2]), draws, 0.0)
+    for found, position in zip(out, (0, 2), strict=True):
+        lines = [3 * 7 * (5 * position + line) for line in range(6)]
+        assert found.tobytes() == b"".join(images[at : at + 27].tobytes() for at in lines)
+    for position in (-1, 3, 2**62):
+        assert not compiled.copy_crops(out, (images, *layout), np.array([0, position]), draws, 0.0)
+    assert not compiled.copy_crops(out, (images[:-1], *layout), np.array([0, 2]), draws, 0.0)
+    assert not compiled.copy_crops(out, (images[:9], *layout), np.array([0, 0]), draws, 0.0)
+    for wrong in ((6, 5, 2, 1), (7, 4, 2, 1), (7, 5, -1, 1), (7, 5, 7, 1), (2**30, 5, 2, 1)):
+        with pytest.raises(ValueError, match="margins"):
+            compiled.copy_crops(out, (images, *wrong), np.array([0, 2]), draws, 0.0)
+    with pytest.raises(ValueError, match="samples"):
+        compiled.copy_crops(out, (images, *layout), np.array([0, 2]), (1, draws[1][:1]), 0.0)
+    with pytest.raises(ValueError, match="out"):
+        compiled.copy_crops(out[:1], (images, *layout), np.array([0, 2]), draws, 0.0)
+
+
 # With and without the module.
 
 
@@ -230,6 +254,8 @@ def test_without_the_module_all_is_left_to_python(without_native: None) -> None:
     assert [*compiled.read_heads([b"a"], 4)] == [(-1, -1, bytes(4))]
     assert compiled.read_files([b"a"], (number, number), b"head") == [None]
     assert compiled.crc32(b"abc") == zlib.crc32(b"abc")
+    memory = image, 7, 5, 2, 1
+    assert not compiled.copy_crops(image[None], memory, number, (1, number.view(np.uint64)), 0.5)
     assert not compiled.measure(image, (8 * 30, 8 * 28), WAVES, measures)
     assert not compiled.measure_jpeg(jpeg(30, 28), (30, 28), WAVES, measures)
     assert not compiled.measure_png(bytes(10), (3, 1, 3), WAVES, measures)

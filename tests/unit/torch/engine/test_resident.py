@@ -34,9 +34,12 @@ from shardkit import (
     with_rng,
 )
 from shardkit.errors import UsageError
+from shardkit.sampling.order import Draws
+from shardkit.system import compiled
 from shardkit.torch import prefetch
 from shardkit.torch.data.images import Decode
 from shardkit.torch.data.ops import Crop, ImageOp
+from shardkit.torch.data.read_context import draws_key
 from shardkit.torch.engine import resident as module
 from shardkit.torch.engine import resident_rows
 
@@ -111,6 +114,35 @@ def strides(batch: Any) -> Any:
 def test_all_fields_of_tensors_are_held(path: Path, as_dict: bool) -> None:
     for decode in ("torch", "numpy", RandomCrop((8, 10), padding=3)):
         assert_equal(open_dataset(path, decode=decode, fields=TENSORS, as_dict=as_dict), epochs=1)
+
+
+@pytest.mark.parametrize("has_module", [True, False])
+def test_crops_are_those_of_numpy(
+    path: Path, has_module: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "is_available", lambda: has_module)
+    key = draws_key(0, 5, 0)
+    crops = (
+        RandomCrop((HEIGHT, WIDTH), padding=4),
+        RandomCrop((3, 1), flip=1),
+        RandomCrop((1, 7), padding=1, flip=0),
+        RandomCrop((20, 17)),
+    )
+    for op in crops:
+        dataset = open_dataset(path, decode=op, fields=("image", "price"))
+        (height, width), border = op.fixed_size, 20
+        around = (border, border), (border, border), (0, 0)
+        for images, prices, rows in make_loader(
+            dataset, 7, shuffle=True, seed=5, resident="cpu", with_rows=True
+        ):
+            assert images.is_contiguous(memory_format=torch.channels_last)
+            for image, price, row in zip(images, prices.tolist(), rows.tolist(), strict=True):
+                crop = op.crop(WIDTH, HEIGHT, Draws(key, row))
+                padded = np.pad(sample_of(int(4 * price))["image"], around)
+                top, left = crop.top + border, crop.left + border
+                expected = padded[top : top + height, left : left + width]
+                expected = expected[:, ::-1] if crop.flip else expected
+                assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
 
 
 def test_fields_may_have_operations_of_their_own(path: Path) -> None:
