@@ -165,13 +165,11 @@ class SampleReader(NamedTuple):
         """The type of the images of each field of images or masks."""
         return {name: self.decode_of(name) for name in self.fields.pictures}
 
-    def with_op(self, op: ImageOp | None) -> SampleReader:
-        """Return a reader with ``decode=op``, or this one if that is None.
+    def with_op(self, op: ImageOp) -> SampleReader:
+        """Return a reader with ``decode=op``.
 
         Raises UsageError if the dataset sets ``decode`` itself, or reads no images.
         """
-        if op is None:
-            return self
         if self.decode not in ("pil", "torch"):
             raise UsageError(
                 "views= and Buckets set the operation of images, but the dataset also has "
@@ -187,7 +185,8 @@ class SampleReader(NamedTuple):
 
     def read_views(self, batches: Sequence[BatchRows]) -> list[dict[str, Values]]:
         """Return the fields of each view of the rows of a batch, by name."""
-        readers = [self.with_op(batch.context.op) for batch in batches]
+        ops = [batch.context.op for batch in batches]
+        readers = [self if op is None else self.with_op(op) for op in ops]
         views: list[dict[str, Values]] = [{} for _ in batches]
         for name in self.fields.layout.names:
             for columns, values in zip(views, _read(readers, batches, name), strict=True):
