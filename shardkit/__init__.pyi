@@ -108,7 +108,7 @@ class fields:  # noqa: N801 - a namespace
             schema: Fields of Python values by name, each a `shardkit.Field` or a kind; others are
                 inferred from the first value.
             missing: fail: write nothing if the table lacks rows of DATASET. skip: leave these rows
-                without the field. One of ``fail``, ``skip``.
+                without the field, or remove the values that they had. One of ``fail``, ``skip``.
             unknown: fail: write nothing if DATASET lacks rows of the table. skip: ignore these rows.
                 One of ``fail``, ``skip``.
             dry_run: Show fields, classes and unmatched keys; write nothing.
@@ -170,7 +170,7 @@ class fields:  # noqa: N801 - a namespace
             schema: Fields of Python values by name, each a `shardkit.Field` or a kind; others are
                 inferred from the first value.
             missing: fail: write nothing if the table lacks rows of DATASET. skip: leave these rows
-                without the field. One of ``fail``, ``skip``.
+                without the field, or remove the values that they had. One of ``fail``, ``skip``.
             unknown: fail: write nothing if DATASET lacks rows of the table. skip: ignore these rows.
                 One of ``fail``, ``skip``.
             dry_run: Show fields, classes and unmatched keys; write nothing.

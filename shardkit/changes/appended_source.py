@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -42,6 +43,11 @@ def open_appended(
     kind = {str(description.get("kind")) for description in described.values()}.pop()
     if is_dataset(source) and kind != DatasetSource.kind:
         return DatasetSource(source)
+    if kind == DatasetSource.kind and os.path.exists(source) and not is_dataset(source):
+        raise UsageError(
+            f"{directory} is a copy of a dataset, so {source} must be a dataset, too",
+            remedy="convert it with the same options, and append the new dataset",
+        )
     find = partial(get_source(kind).find, Path(source))
     try:
         opened = wrapped_as(described, find)

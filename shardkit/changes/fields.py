@@ -89,7 +89,7 @@ class FieldOptions:
     missing: str = option(
         "fail",
         help="fail: write nothing if the table lacks rows of DATASET. skip: leave these rows "
-        "without the field.",
+        "without the field, or remove the values that they had.",
         choices=("fail", "skip"),
     )
     unknown: str = option(
@@ -243,7 +243,7 @@ def _change(
         schema = {name: kind for provider in providers for name, kind in provider.schema.items()}
         matched = next((v.matched for v in providers if isinstance(v, TableValues)), None)
         if matched is not None:
-            _require_matched(directory, options, matched)
+            _require_matched(directory, options, matched, is_new=operation == ADD)
         before = next(iter(datasets.values())).manifest.classes or ()
         after = (schema[LABEL].classes or ()) if LABEL in schema else before
         result = Changed(
@@ -411,7 +411,9 @@ def _providers(
         return [TableValues(path, opened, options.key, fields, keep_classes=keep_classes)]
 
 
-def _require_matched(directory: Path, options: FieldOptions, matched: Matched) -> None:
+def _require_matched(
+    directory: Path, options: FieldOptions, matched: Matched, *, is_new: bool
+) -> None:
     """Refuse a table that does not fit, unless the options or a dry run accept that."""
     if options.dry_run:
         return
@@ -425,7 +427,8 @@ def _require_matched(directory: Path, options: FieldOptions, matched: Matched) -
         raise UsageError(
             f"the table lacks {matched.missing_count:,} of the rows of {directory} "
             f"({_some(matched.missing, matched.missing_count)})",
-            remedy=f"{setting('missing', 'skip')} stores no value",
+            remedy=f"add these rows to the table, or pass {setting('missing', 'skip')} "
+            + ("to store no value" if is_new else "to remove their values"),
         )
 
 
@@ -442,7 +445,8 @@ def _require_names(
         there = name in manifest.fields_by_name
         if there and operation == ADD:
             raise UsageError(
-                f"{directory} already has the field {quoted(name)}", remedy="replace it"
+                f"{directory} already has the field {quoted(name)}",
+                remedy="use `shardkit fields replace` with a table of all rows",
             )
         if not there and operation == REPLACE:
             raise UsageError(

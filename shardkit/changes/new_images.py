@@ -175,7 +175,7 @@ def require_alike(
     ):
         if not lacking or missing == "skip":
             return
-        remedy = f"{setting('missing', 'skip')} appends images without {' and '.join(lacking)}"
+        remedy = f"{setting('missing', 'skip')} appends images without {', '.join(lacking)}"
     else:
         remedy = "the fields of all records must be the same"
     before, now = (

@@ -124,11 +124,13 @@ def _change(run: Run, dataset: Path, source: Path, words: dict[str, Any], verb: 
         text = "nothing was written (--dry-run)"
     elif not changed.written:
         text = f"{', '.join(changed.schema)}: already {verb}; nothing to do"
-    _report(run, dataset, changed, text)
+    _report(run, dataset, changed, text, missing="removed" if verb == "replaced" else "missing")
 
 
-def _report(run: Run, dataset: Path, changed: Changed, text: str) -> None:
-    run.report(lambda: _as_json(changed), lambda: _show(dataset, changed, text, run))
+def _report(
+    run: Run, dataset: Path, changed: Changed, text: str, *, missing: str = "missing"
+) -> None:
+    run.report(lambda: _as_json(changed), lambda: _show(dataset, changed, text, run, missing))
 
 
 def _as_json(changed: Changed) -> dict[str, Any]:
@@ -144,7 +146,7 @@ def _as_json(changed: Changed) -> dict[str, Any]:
     }
 
 
-def _show(dataset: Path, changed: Changed, text: str, run: Run) -> None:
+def _show(dataset: Path, changed: Changed, text: str, run: Run, missing: str) -> None:
     say(f"{dataset}: {text} ({run.seconds:.1f} s)")
     for name, field in changed.schema.items():
         line("field", f"{name}: {field}")
@@ -157,11 +159,12 @@ def _show(dataset: Path, changed: Changed, text: str, run: Run) -> None:
         rows = sum(manifest.rows for manifest in changed.manifests.values())
         line("matched", f"{rows - matched.missing_count:,} of {amount(rows, 'row')}")
         for heading, names, count in (
-            ("missing", matched.missing, matched.missing_count),
+            (missing, matched.missing, matched.missing_count),
             ("unknown", matched.unknown, matched.unknown_count),
         ):
             if count:
-                line(heading, f"{count:,}: {some(names)}{' ...' * (len(names) < count)}")
+                what = f"values of {amount(count, 'row')}" if heading == "removed" else f"{count:,}"
+                line(heading, f"{what}: {some(names)}{' ...' * (len(names) < count)}")
     stored = sum(layer.bytes for m in changed.manifests.values() for layer in m.layers)
     if changed.written and stored:
         line("layers", size(stored))

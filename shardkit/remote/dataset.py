@@ -217,5 +217,8 @@ def _fetch_any_manifest(url: str) -> tuple[bytes, Manifest | SplitsManifest]:
 def _try_manifest(url: str) -> tuple[bytes, Manifest | SplitsManifest]:
     content = call(fetch.get, url, MANIFEST_NAME, SMALL_BYTES)
     if content is None:
-        raise UsageError(f"{url} is not a shardkit dataset: it contains no {MANIFEST_NAME}")
+        raise UsageError(
+            f"{url} is not a shardkit dataset: it contains no {MANIFEST_NAME};",
+            remedy="convert its files, for example with `shardkit convert webdataset`",
+        )
     return content, parse_manifest(content, f"{url}/{MANIFEST_NAME}")

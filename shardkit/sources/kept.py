@@ -106,9 +106,13 @@ def value_of(kept: Kept, field: Field, data: bytes) -> Any:
     It raises BadImage if they are not a value of the field.
     """
     try:
-        if kept.pointer is not None:
-            return value_at(parse_json(data), kept.pointer)
-        return field.type.parse(field, data)
+        if kept.pointer is None:
+            return field.type.parse(field, data)
+        parsed = parse_json(data)
+        try:
+            return value_at(parsed, kept.pointer)
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise BadImage(f"{kept.source} has no value at /{kept.pointer}") from error
     except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         if isinstance(error, BadImage):
             raise BadImage(f"{kept.name}: {error}") from error

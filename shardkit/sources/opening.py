@@ -105,6 +105,8 @@ _BY_OPTION: Mapping[type[Any], str] = {
 _BY_ENTRY = {DIVISION: "shardkit.sources.divided:reopen"}
 """Functions that wrap a source whose description has an entry, given `find` and ``described``."""
 
+OF_FIELDS = "for an added field, also pass its file, under its original name"
+
 Described = Mapping[str, Mapping[str, Any]]
 """The description of each split of a source; see `shardkit.contracts.Source.describe`."""
 
@@ -152,7 +154,7 @@ def reopen(kind: str, root: Any, described: Described, schema: Schema) -> Source
     if not is_path:
         raise UsageError(
             f"the dataset was converted from a source of kind {quoted(kind)}",
-            remedy="pass its path",
+            remedy=f"pass its path; {OF_FIELDS}",
         )
     if not is_source(kind):
         raise UsageError(

@@ -15,7 +15,7 @@ from shardkit.dataset.opened import OpenedDataset, is_dataset
 from shardkit.dataset.parts import changed_fields, how_made
 from shardkit.errors import CorruptDataset, UsageError
 from shardkit.registry import DATASET, open_source
-from shardkit.sources.opening import reopen
+from shardkit.sources.opening import OF_FIELDS, reopen
 from shardkit.system.files import overlap
 from shardkit.system.late import load
 from shardkit.system.text import quoted
@@ -110,18 +110,16 @@ class Sources:
         bases = {split: dataset.base for split, dataset in self._splits.items()}
         first = next(iter(bases.values()))
         count = max(len(dataset.parts) for dataset in bases.values())
-        sources = [self.base]
         names = [part.manifest.source.get("name") for part in first.parts]
         remedy = (
             f"{first.top} has {count} parts, created from {', '.join(map(quoted, names))}: pass "
             "one source for each, in this order (in a command, repeat the option), or a single "
             "one for all"
         )
-        if count > 1:
-            is_one = isinstance(self.base, (str, Path))
-            sources = [self.base] * count if is_one else list(self.base)
-            if len(sources) != count:
-                raise UsageError(f"{remedy}, not {len(sources)}")
+        is_one = count == 1 or isinstance(self.base, (str, Path))
+        sources = [self.base] * count if is_one else list(self.base)
+        if len(sources) != count:
+            raise UsageError(f"{remedy}, not {len(sources)}; {OF_FIELDS}")
         stored = {split: stored_parts(dataset) for split, dataset in bases.items()}
         matches = list[SourceMatch]()
         for number, root in enumerate(sources):

@@ -232,11 +232,13 @@ def test_a_stratified_division_is_not_extended(tmp_path: Path, more: Path) -> No
     assert append(place, make_tree(tmp_path / "x", {"val/cat/1.png": png()})).images == 1
 
 
-def test_another_kind_of_source_is_refused_by_name(place: Path, more: Path, tmp_path: Path) -> None:
-    source = open_source("dataset", place, where="label == 'cat'")
-    convert(source, tmp_path / "copy", to="lmdb", workers=1)
-    with refused(UsageError, "`convert dataset`"):
-        append(tmp_path / "copy", more)
+def test_a_copy_of_a_dataset_gets_only_datasets(place: Path, more: Path, tmp_path: Path) -> None:
+    convert(open_source("dataset", place, where='label == "cat"'), tmp_path / "cats", to="lmdb")
+    with refused(UsageError, tmp_path / "cats", more, "convert it"):
+        append(tmp_path / "cats", more)
+    convert(more, tmp_path / "new", to="hdf5")
+    append(tmp_path / "cats", tmp_path / "new")
+    assert len(open_dataset(tmp_path / "cats")) > len(open_dataset(tmp_path / "new"))
 
 
 def test_bad_images_write_nothing_or_are_left_out(place: Path, folder: Path, more: Path) -> None:

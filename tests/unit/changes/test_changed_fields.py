@@ -591,6 +591,15 @@ def test_missing_unknown_and_repeated_keys_are_named(made: Path, tmp_path: Path)
         fields.add(made, twice, field=["other"])
 
 
+def test_the_file_of_a_field_keeps_its_name(made: Path, folder: Path, tmp_path: Path) -> None:
+    source = captions(made, tmp_path)
+    fields.add(made, source, key="path", field=["caption"])
+    assert verify(made, against=[folder, source]).ok
+    renamed = source.rename(tmp_path / "renamed.csv")
+    with refused(UsageError, "'imagefolder'", "original name"):
+        verify(made, against=[folder, renamed])
+
+
 def test_wrong_fields_are_refused(made: Path, tmp_path: Path) -> None:
     source = captions(made, tmp_path)
     for field, fact in (
@@ -940,12 +949,14 @@ def test_the_commands_do_the_same(made: Path, tmp_path: Path) -> None:
     assert "caption: text" in dry.output
     rows = [f"{name},1" for name in (paths_of(made)[0], *"abcdef")]
     (tmp_path / "few.csv").write_text("\n".join(("path,n", *rows)))
-    few = ("--from", tmp_path / "few.csv", "--field", "n", "--missing", "skip", "--unknown", "skip")
-    told = invoke("fields", "add", made, *few, "--dry-run").output
+    few = ("--from", tmp_path / "few.csv", "--missing", "skip", "--unknown", "skip")
+    told = invoke("fields", "add", made, *few, "--field", "n", "--dry-run").output
     assert f"missing   5: {', '.join(paths_of(made)[1:])}\n" in told
     assert "unknown   6: a, b, c, d, e ...\n" in told
     done = invoke("fields", "add", made, *given, "--json")
     assert json.loads(done.output)["fields"][0]["name"] == "caption"
+    told = invoke("fields", "replace", made, *few, "--field", "caption=n", "--dry-run").output
+    assert f"removed   values of 5 rows: {', '.join(paths_of(made)[1:])}\n" in told
     again = invoke("fields", "add", made, *given)
     assert "nothing to do" in again.output
     relabeled = invoke(

@@ -283,7 +283,12 @@ def test_more_fields_are_kept(tmp_path: Path) -> None:
 
 def test_fields_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
     path = tar(
-        tmp_path / "x.tar", ("a.png", A), ("a.json", b"{1}"), ("a.npy", b"x"), ("a.txt", b"\xff")
+        tmp_path / "x.tar",
+        ("a.png", A),
+        ("a.json", b"{1}"),
+        ("a.more.json", b'{"a": {}}'),
+        ("a.npy", b"x"),
+        ("a.txt", b"\xff"),
     )
     for keep, reason in (
         ("Caption=txt", r"is not \[NAME=\]SOURCE"),
@@ -296,6 +301,7 @@ def test_fields_that_cannot_be_kept_are_named(tmp_path: Path) -> None:
             scan(path, keep=keep)
     for keep, reason in (
         ("info=json", "info: json is not a valid json value"),
+        ("n=more.json:/a/b", "n: more.json has no value at /a/b"),
         ("latent=npy", "latent: npy is not a valid array value: not an .npy file"),
         ("caption=txt", "caption: txt is not a valid text value"),
         ("age=txt:int64", "age: txt is not a valid number value"),
