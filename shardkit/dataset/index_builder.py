@@ -289,17 +289,19 @@ class ShardRecords:
         if not self._compares and isinstance(self.reader, RangeReader):
             table = self.reader.table(rows)
         indexed = keys = None
+        usual: Any = True
         sums = np.zeros(len(rows), np.uint32)
         if table is not None and META_FIELD in table.names and len(table.names) <= _MOST_NAMES:
             kinds = {name: self._numbers.get(name, _OTHER) for name in table.names}
-            known_others = load(_OTHERS)(self, table, kinds, window, index) if fields else True
+            if fields:
+                usual, window = load(_OTHERS)(self, table, kinds, window, index)
             indexed = self.index_table(table, kinds, window, index.rows, sums if summed else None)
             with contextlib.suppress(UnicodeDecodeError):  # the record's reader explains it
                 keys = table.keys()
         if indexed is None or keys is None:
             return np.zeros(len(rows), np.bool_), index
         paths, known = indexed
-        known &= known_others
+        known &= usual
         if self.parses_meta:
             paths = index.paths
         if IMAGE in self.schema and not fields:

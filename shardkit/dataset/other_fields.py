@@ -55,11 +55,12 @@ def index_others(
     kinds: Mapping[str, int],
     window: FileWindow,
     derived: IndexedRecords,
-) -> Known:
+) -> tuple[Known, FileWindow]:
     """Fill in entries and values of all fields, and return which records have only usual ones.
 
-    ``window`` of the shard is in memory. If metadata have values, fill in paths and sizes, too. The
-    reader of records indexes all of them again if one is odd, or explains what is wrong with it.
+    ``window`` of the shard is in memory; return it, or a new one. If metadata have values, fill in
+    paths and sizes, too. The reader of records indexes all of them again if one is odd, or explains
+    what is wrong with it.
     """
     known: Known = np.ones(len(derived.keys), np.bool_)
     metas: Sequence[Mapping[str, Any]] = ()
@@ -67,7 +68,7 @@ def index_others(
     if not window.content:
         window = _window(records, _small(table, derived, schema)) or window
     if not compiled.is_available() or any(schema[name].type.is_picture for name in derived.entries):
-        return ~known
+        return ~known, window
     try:
         if records.parses_meta:
             metas = _parse_metadata(records, table, kinds, window, derived)
@@ -83,7 +84,7 @@ def index_others(
             for row, value in zip(values, packed, strict=True):
                 column[row] = value
     except _ODD:
-        return ~known
+        return ~known, window
     for name, rows in derived.entries.items():
         field = schema[name]
         alone = _only(table, str(field.stored_name(name)))
@@ -92,7 +93,7 @@ def index_others(
         known &= indexed
         if field.is_uniform:
             known &= (alone.offsets[:, 0] < 0) | (alone.lengths[:, 0] == field.bytes)
-    return known
+    return known, window
 
 
 def _small(table: Table, derived: IndexedRecords, schema: Schema) -> Table:

@@ -97,7 +97,6 @@ class Hdf5Writer:
 
     def write_all(self, records: list[Record] | RecordColumns) -> None:
         """Append ``records`` as the next rows, a column at a time."""
-        columns: dict[str, Any]
         if isinstance(records, list):
             keys = [record.key for record in records]
             names = {name for record in records for name in record.fields}
@@ -109,7 +108,7 @@ class Hdf5Writer:
             for record in records:
                 for name in record.fields:
                     header_of(record, name, self._spec)  # for its check
-        missing = [None] * len(keys)
+        missing: list[bytes | None] = [None] * len(keys)
         labels = columns.pop(LABEL_FIELD, missing)
         self._labels += [NO_LABEL if label is None else parse_label(label) for label in labels]
         for name in columns.keys() - self._columns.keys():
@@ -123,9 +122,8 @@ class Hdf5Writer:
     def _fits(self, name: str, values: list[bytes | None]) -> bool:
         """Return whether values certainly have the shape of the shard."""
         _, size = self._spec.headers.get(name, (b"", -1))
-        return not is_raw(name) and (
-            size < 0 or {len(value) for value in values if value is not None} <= {size}
-        )
+        sizes = {len(value) for value in values if value is not None}
+        return not is_raw(name) and (size < 0 or sizes <= {size})
 
     def close(self) -> None:
         """Lay out the file from the spooled values, and complete it."""
