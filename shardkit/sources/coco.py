@@ -221,10 +221,17 @@ class _Content:
         if not isinstance(value, dict) or not isinstance(value.get("image_id"), int | str):
             self.stray.append((f"annotations[{number}]", "it has no image_id"))
             return
-        self.terms.update(dict.fromkeys(value))
-        terms = {name: value[name] for name in _STATED if name in value}
-        item = _Object(number, start, end, terms)
-        self._of_image.setdefault(value["image_id"], []).append(item)
+        segments = value.get("segments_info")
+        parts = segments if isinstance(segments, list) else [value]
+        for part in parts:
+            if not isinstance(part, dict):
+                self.stray.append((f"annotations[{number}]", f"{quoted(part)} is not a segment"))
+                continue
+            self.terms.update(dict.fromkeys(part))
+            terms = {name: part[name] for name in _STATED if name in part}
+            terms["image_id"] = value["image_id"]
+            item = _Object(number, start, end, terms)
+            self._of_image.setdefault(value["image_id"], []).append(item)
 
     def _categories_in_use(self) -> set[int | str]:
         of_items = (item.values.get("category_id") for x in self._of_image.values() for item in x)
@@ -258,7 +265,8 @@ class _Content:
         head = json.dumps(stored)
         if "annotations" not in self.schema:
             return head, values["boxes"]
-        texts = ",".join(self._text[item.start : item.end] for item in objects)
+        spans = dict.fromkeys((item.start, item.end) for item in objects)  # one of all segments
+        texts = ",".join(self._text[start:end] for start, end in spans)
         return f'{head[:-1]},"annotations":[{texts}]}}', values["boxes"]
 
     def label_of(self, image: Any) -> int | str | None:
@@ -286,7 +294,7 @@ class _Content:
 
 
 _STATED = ("image_id", "category_id", "bbox", "keypoints")
-_OF_OBJECTS = {"bbox", "segmentation", "keypoints", "caption"}
+_OF_OBJECTS = {"bbox", "segmentation", "keypoints", "caption", "segments_info"}
 """Names in annotations of objects or texts; without these, a category is that of the image."""
 
 
@@ -429,12 +437,12 @@ def _recognize(seen: Overview) -> Iterator[Recognition]:
                     yield Recognition(path, inside=path, words=words)
 
 
-_FILE_NAME = re.compile(rb'"file_name"\s*:\s*"((?:[^"\\]|\\\\)+)"')
+_FILE_NAME = re.compile(rb'"(?:file_name|coco_url)"\s*:\s*"((?:[^"\\]|\\\\)+)"')
 
 
 def _is_coco(ends: bytes) -> bool:
     names = (b'"images"', b'"annotations"', b'"categories"', b'"licenses"')
-    return b'"file_name"' in ends and sum(name in ends for name in names) >= 2
+    return _FILE_NAME.search(ends) is not None and sum(name in ends for name in names) >= 2
 
 
 SOURCE = SourceKind(
