@@ -269,9 +269,9 @@ class ImageFolder(PartedSource):
         return True
 
     def _may_have_masks(self, tops: Sequence[str]) -> bool:
-        """Return whether class folders have names of masks."""
+        """Return whether class folders have names of masks, or annotations."""
         return any(
-            MASK_NAME.fullmatch(file.rpartition(".")[0])
+            MASK_NAME.fullmatch(file.rpartition(".")[0]) or file.endswith(".json")
             for top in tops
             for name in self.folder.inner(top).folders()[:FOLDERS_TRIED]
             for file in self._names(below(top, name))

@@ -124,8 +124,13 @@ def value_of(kept: Kept, field: Field, data: bytes) -> Any:
 def value_at(value: Any, pointer: str) -> Any:
     """Return the part of a JSON value at a path such as ``person/age``.
 
-    If there is none, it raises KeyError, IndexError, TypeError or ValueError.
+    In a list of objects, it is the part of each, or None. If there is none, it raises KeyError,
+    IndexError, TypeError or ValueError.
     """
-    for step in filter(None, pointer.split("/")):
+    steps = [*filter(None, pointer.split("/"))]
+    for number, step in enumerate(steps):
+        if isinstance(value, list) and not step.lstrip("-").isdecimal():
+            rest = "/".join(steps[number + 1 :])
+            return [value_at(item[step], rest) if step in item else None for item in value]
         value = value[int(step) if isinstance(value, list) else step]
     return value

@@ -21,14 +21,14 @@ from shardkit.sources.folders import below, is_split_name
 from shardkit.sources.imagefolder import FOLDERS_TRIED, MASK_NAME
 from shardkit.sources.kept import Kept, parse_keep
 from shardkit.sources.named_files import NamedListing, Names, names_in
-from shardkit.sources.recognize import Overview
+from shardkit.sources.recognize import Overview, has_images
 from shardkit.sources.table_layout import unread_lists
 from shardkit.system.text import quoted, shell
 
 _OF_IMAGES = re.compile(r"im(age|g)s?|photos?|pictures?|jpegimages|leftimg8bit|inputs?", re.I)
 _OF_MASKS = re.compile(
-    r".*mask.*|(.*[_-])?(labels?|labs?|annotations?|annots?|anns?|seg\w*|gt\w*|targets?|"
-    r"ground[_ -]?truths?|trimaps?)",
+    r"(?!.*visuali)(.*mask.*|(.*[_-])?(labels?|labs?|annotations?|annots?|anns?|seg\w*|gt\w*|"
+    r"targets?|ground[_ -]?truths?|trimaps?))",
     re.I,
 )
 _VOC_LISTS = "ImageSets/Segmentation"
@@ -375,7 +375,7 @@ def _layout_of(
             image = next(filter(bases.__contains__, folders), None) or _of_jpegs(seen, top)
         if image is None or image not in folders:
             continue
-        others = [name for name in folders if name != image]
+        others = [name for name in folders if name != image and has_images(seen, below(top, name))]
         of_masks = [*(masks or filter(_OF_MASKS.fullmatch, others))]
         if top:
             tops = {s: (f"{s}/", "") for s in splits if {image, *of_masks} <= {*seen.folders(s)}}

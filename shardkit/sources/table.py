@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -36,7 +36,7 @@ from shardkit.sources.labels import (
 from shardkit.sources.named_files import NamedListing, Names, corners
 from shardkit.sources.named_source import NamedOptions, NamedSource
 from shardkit.sources.recognize import Overview, splits_in
-from shardkit.sources.table_layout import recognize_table, refuse_pixels
+from shardkit.sources.table_layout import SIDES, recognize_table, refuse_pixels
 from shardkit.sources.table_rows import Row, columns_of, find_tables, is_text, rows_of
 from shardkit.sources.table_text import Dialect, dialect_of, stated
 from shardkit.sources.zip_file import ZipFolder, file_of
@@ -258,11 +258,12 @@ class Table(NamedSource):
             return lost_labels(unused, self._image, ones, option)
         return ""
 
-    def _require_header(self) -> None:
-        """Refuse a table without a header: its first row names a file."""
+    def _require_header(self, names: Collection[str] = ()) -> None:
+        """Refuse a table without a header: its first row names a file, or one of some ``names``."""
         name = f"{self._image}{self.options.suffix or ''}".removeprefix("./")
         with suppress(BadImage):
-            self.names().status(name if has_image_suffix(name) else "")
+            if name not in names:
+                self.names().status(name if has_image_suffix(name) else "")
             raise UsageError(
                 f"{self._lists.paths[0]} has no header: its first line contains the file name "
                 f"{quoted(name)};",
@@ -373,6 +374,7 @@ class Table(NamedSource):
         count = Counter(path.rpartition("/")[2] for path in nested)
         by_name = {path.rpartition("/")[2]: path for path in nested}
         self._nested = {of: path for of, path in by_name.items() if count[of] == 1}
+        self._require_header(by_name)
         if file := next((of for of in by_name if of.rpartition(".")[0] == name), None):
             self._refuse_without(name, by_name[file])
         archive = "" if nested else self._archive_with(name.rpartition("/")[2])
@@ -461,20 +463,28 @@ class Table(NamedSource):
             cells = [cells] if cells and isinstance(cells[0], int | float) else cells
         if not cells and self.options.join_rows:
             return []
+        cells = [self._sides_in(box) if isinstance(box, dict) else box for box in cells]
         if self._box_labels:
             value = cell(row, self._box_labels, text)
             box_labels = labels_of(value, _name(self._box_labels), self.options.separator)
             if len(box_labels) != len(cells):
                 raise BadImage(f"it has {len(cells)} boxes but {len(box_labels)} box labels")
             pairs = zip(cells, box_labels, strict=True)
-            cells = [[*_list(box, where)[:4], label] for box, label in pairs]
+            cells = [box and [*_list(box, where)[:4], label] for box, label in pairs]
         boxes: list[list[float]] = []
         for box in cells:
+            if box is None:
+                continue  # another object in the list has one
             if not isinstance(box, list):
                 raise BadImage(f"a box must be a list of four numbers, not {quoted(box)}")
             code = [labels.code(checked_label(value, where)) for value in box[4:5]]
             boxes.append([*corners(box[:4], self._order), *code])
         return boxes
+
+    def _sides_in(self, box: Mapping[str, Any]) -> list[Any]:
+        """Return the sides of a box with a name for each."""
+        names = (sides for sides, order in SIDES if order == self._order)
+        return [box[side] for sides in names if {*sides} <= box.keys() for side in sides][:4]
 
     def _complete(self, scan: _Scan) -> None:
         """Set the fields, now that all values are known."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import product
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardkit.contracts import Recognition
 from shardkit.errors import UsageError, setting
@@ -33,8 +34,10 @@ _START = 1 << 16
 """Bytes of a file to look at."""
 _MOST = 1000
 """Rows of a table, or images of a folder, to look at."""
-_LISTS = (*SUFFIXES, ".xlsx", ".xls", ".ods", ".mat", ".pkl")
+_LISTS = (*SUFFIXES, ".odgt", ".xlsx", ".xls", ".ods", ".mat", ".pkl")
 """Suffixes of what may be a list of labels, whatever is in it."""
+_OBJECTS = (".json", ".jsonl", ".ndjson", ".odgt")
+"""Suffixes of lists of JSON objects."""
 _TEXTS = (".txt", ".json", ".xml", ".lst")
 """Suffixes of what is a list if it names an image."""
 _SEPARATED = (".csv", ".tsv")
@@ -44,7 +47,7 @@ _PIXELS = re.compile(r"[0-9]{1,3}( [0-9]{1,3}){63,}")
 """All pixels of an image as text."""
 _SPECIAL = {*'"\\$`!'}
 """Characters that a shell changes between double quotation marks."""
-_SIDES = (
+SIDES = (
     (("xmin", "ymin", "xmax", "ymax"), "xyxy"),
     (("x1", "y1", "x2", "y2"), "xyxy"),
     (("left", "top", "right", "bottom"), "xyxy"),
@@ -300,28 +303,35 @@ def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
     splits = [below(inside, name) for name in seen.folders(inside) if is_split_name(name)]
     tops = [inside, *splits]
     folders = list(dict.fromkeys(folder for top in tops for folder in _folders(seen, top)))
-    full = [folder for folder in folders if seen.images(folder)]
+    full = sorted(filter(seen.images, folders), key=lambda name: bool(_MASKS.search(name)))
     if not full:
+        classes = _inner(seen, inside)[:_MOST_LISTS]
+        yield from _texts_of(seen, [name for name in classes if not seen.images(name)])
+        words = {re.sub(r"\d+", "", PurePath(name).name) for name in classes} - {""}
+        if len(classes) > 1 == len(words) and (texts := _partners(seen, classes[0], classes[0])):
+            way = _way_of_texts(seen, classes[0], classes[0], top=inside)
+            yield below(classes[0], texts[0]), way
         yield from _lists_of_shards(seen, inside)
         return
-    for folder in set(tops).intersection(full):
-        yield from _captions(seen, folder)
-    for top in dict.fromkeys([*tops, inside.rpartition("/")[0]]):
-        yield from _annotations(seen, top)
+    outer = (folder.rpartition("/")[0] for folder in (inside, *full))
+    yield from _texts_of(seen, dict.fromkeys([*tops, *outer]))
     images = [name for folder in full for name in seen.images(folder)[:_MOST]]
-    words = {word.encode("utf-8", "replace") for name in images for word in (name, _stem(name))}
+    known = {word.encode("utf-8", "replace") for name in images for word in (name, _stem(name))}
     classes = [name for name in splits if any(map(seen.images, _inner(seen, name)))]
-    for top in dict.fromkeys([*tops, "", *_beside(seen)]):
-        for file in (below(top, name) for name in seen.files(top)):
-            if way := _way(seen, file, full, words, classes):
-                others = [
-                    shell("imagefolder", seen.path / name, f"DST/{PurePath(name).name}")
-                    for name in classes
-                ]
-                yield (
-                    file,
-                    ", and ".join([way, *(f"shardkit convert {o} --to lmdb" for o in others)]),
-                )
+    places = dict.fromkeys([*tops, "", *_beside(seen)])
+    files = [below(top, name) for top in places for name in seen.files(top)]
+    others = [shell("imagefolder", seen.path / of, f"DST/{PurePath(of).name}") for of in classes]
+    alike: dict[str, list[str]] = {}
+    for file in files:
+        alike.setdefault(_SPLIT_WORD.sub("*", file), []).append(file)
+    for group in alike.values():
+        ways = {file: way for file in group if (way := _way(seen, file, full, known, classes))}
+        for file in itertools.islice(ways, 1):
+            commands = [
+                *dict.fromkeys(ways.values()),
+                *(f"shardkit convert {of} --to lmdb" for of in others),
+            ]
+            yield file, ", and ".join(commands)
 
 
 def lists_of_classes(seen: Overview, inside: str) -> list[str]:
@@ -376,25 +386,85 @@ def _are_same(folders: Sequence[str], values: Sequence[str]) -> bool:
     return folders == values or is_one_to_one
 
 
-def _captions(seen: Overview, folder: str) -> Iterator[tuple[str, str]]:
-    """Yield the first of texts that are each of an image."""
-    stems = {*map(_stem, seen.images(folder))}
-    texts = [name for name in seen.files(folder, ".txt") if _stem(name) in stems]
-    if len(texts) > len(stems) / 2:
-        dotted = ["--grouping", "basename"] * any("." in stem for stem in stems)
-        pack = shell("tar", "--sort=name", "-cf", "images.tar", "-C", seen.path / folder, ".")
-        words = ("images.tar", "DST", "--to", "lmdb", "--keep", "caption=txt?", *dotted)
-        yield below(folder, texts[0]), f"{pack}; shardkit convert webdataset {shell(*words)}"
+def _texts_of(seen: Overview, tops: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the first of texts that are each of an image, and the commands that store all.
+
+    They are next to their images, or in a folder next to theirs.
+    """
+    pairs: dict[str, str] = {}  # the texts of each folder of images
+    for top in tops:
+        inner = _inner(seen, top)
+        inner += [name for folder in inner for name in _inner(seen, folder)[:_MOST_LISTS]]
+        inner.sort(key=lambda name: not _MASKS.search(name))
+        bare = [name for name in inner if not seen.images(name)]
+        full = [top] if seen.images(top) else sorted({*inner}.difference(bare, pairs))
+        for images in full:
+            found = (
+                of
+                for of in ([top] if images == top else bare)
+                if of not in pairs.values() and _partners(seen, images, of)
+                if _split_of(of) in ("", _split_of(images))
+            )
+            if (texts := next(found, None)) is not None:
+                pairs[images] = texts
+    splits = [_split_of(images) for images in pairs]
+    outer = [images.rpartition("/")[0] for images in pairs]
+    names = max(splits, outer, [*pairs], key=lambda of: len({*of} - {""}))
+    names = [name.replace("/", "_") for name in names] if len(pairs) > 1 else [""] * len(pairs)
+    ways = [
+        _way_of_texts(seen, *pair, name) for pair, name in zip(pairs.items(), names, strict=True)
+    ]
+    for images, texts in itertools.islice(pairs.items(), 1):
+        file = _partners(seen, images, texts)[0]
+        way = "; ".join(ways) * all(ways)
+        if not (way and images == texts and file.endswith(".txt")):
+            way += "; or, to read boxes, " * bool(way) + _EXPORTED
+        yield below(texts, file), way
 
 
-def _annotations(seen: Overview, top: str) -> Iterator[tuple[str, str]]:
-    """Yield the first of texts that are each of an image in the folder next to theirs."""
-    images = {name for folder in _inner(seen, top) for name in seen.images(folder)}
-    names = images.union(map(_stem, images))
-    for folder in sorted(_inner(seen, top), key=lambda name: not _MASKS.search(name)):
-        texts = [name for name in seen.files(folder, (*_TEXTS, *_LISTS)) if _stem(name) in names]
-        if len(texts) > len(images) / 2 and not seen.images(folder):
-            yield below(folder, texts[0]), _EXPORTED
+def _partners(seen: Overview, images: str, texts: str) -> list[str]:
+    """Return the texts in a folder that are named after images, if most images have one."""
+    found = seen.images(images)
+    names = {*found, *map(_stem, found)}
+    files = [name for name in seen.files(texts, (*_TEXTS, *_LISTS)) if _stem(name) in names]
+    return files if len(files) > len(found) / 2 else []
+
+
+def _way_of_texts(
+    seen: Overview, images: str, texts: str, name: str = "", top: str | None = None
+) -> str:
+    """Return the commands that store the text of each image as a field; "" if there are none.
+
+    All folders in ``top`` are like that of the images.
+    """
+    stems = {*map(_stem, seen.images(images))}
+    files = _partners(seen, images, texts)
+    suffixes = {
+        file[len(stem) + 1 :]
+        for file in files
+        for stem in (_stem(file), _stem(_stem(file)))
+        if stem in stems
+    }
+    if len(suffixes) != 1:
+        return ""
+    (suffix,) = suffixes
+    field = "caption" if images == texts and suffix == "txt" else "annotation"
+    keep = f"{field}={suffix}" + ":text" * suffix.endswith("xml")
+    words = [f"{name or 'images'}.tar", below("DST", name), "--to", "lmdb"]
+    words += ["--keep", keep + "?" * (len(files) < len(stems))]
+    words += ["--grouping", "basename"] * any("." in stem for stem in stems)
+    pack = shell("-C", seen.path / (images if top is None else top), ".")
+    pack += f" -C {shell(os.path.relpath(seen.path / texts, seen.path / images))} ." * (
+        images != texts
+    )
+    tar = f"tar --sort=name -cf {shell(words[0])} {pack}"
+    return f"{tar}; shardkit convert webdataset {shell(*words)}"
+
+
+def _split_of(path: str) -> str:
+    """Return the split in the last name of a path that has the word of one; otherwise ""."""
+    words = map(_SPLIT_WORD.search, reversed(PurePath(path).parts))
+    return next((split_in(word[0]) for word in words if word), "")
 
 
 def _inner(seen: Overview, top: str) -> list[str]:
@@ -403,9 +473,12 @@ def _inner(seen: Overview, top: str) -> list[str]:
 
 def _beside(seen: Overview) -> list[str]:
     """Return folders next to the images, and those in them without images."""
-    folders = seen.folders()[:_MOST_LISTS]
-    inner = [name for top in folders for name in _inner(seen, top)[:_MOST_LISTS]]
-    return [*folders, *(name for name in inner if not seen.images(name))]
+    top = ""
+    while len(inner := seen.folders(top)) == 1 and not seen.files(top):
+        top = below(top, inner[0])
+    folders = _inner(seen, top)[:_MOST_LISTS]
+    nested = [name for outer in folders for name in _inner(seen, outer)[:_MOST_LISTS]]
+    return [top, *folders, *(name for name in nested if not seen.images(name))]
 
 
 def _way(  # noqa: PLR0911
@@ -416,13 +489,28 @@ def _way(  # noqa: PLR0911
     if _NO_DATA.match(name):
         return ""
     content = seen.ends(file) if name.endswith((*_TEXTS, ".csv")) else b""
-    split = split_in(name)
-    meant = [folder for folder in folders if split and split_in(PurePath(folder).name) == split]
+    split = split_in(name) or _split_of(file)
+    meant = [
+        folder
+        for folder in folders
+        if split and split in (split_in(PurePath(folder).name), _split_of(folder))
+    ]
     if split and not meant and classes:
         return ""  # it is about the classes
     root = (meant or folders)[0]
+    suffixes = {PurePath(image).suffix for image in seen.images(root)[:1]}
+    top = root.rpartition("/")[0]
+    beside = [of for of in folders if of.rpartition("/")[0] == top and _split_of(of)]
+    root = root if split or len(beside) < 2 else top  # of all splits
     split = split or split_in(PurePath(root).name) or "labels"
-    words = [f"DST/{split}" if classes else "DST", "--to", "lmdb", "--root", seen.path / root]
+    pattern = _SPLIT_WORD.sub("*", file)
+    alike = [
+        of
+        for of in seen.files(file.rpartition("/")[0])
+        if pattern.endswith(_SPLIT_WORD.sub("*", of))
+    ]
+    is_one_of = bool(classes) or len(alike) > 1 or bool(_split_of(file.rpartition("/")[0]))
+    words = [f"DST/{split}" if is_one_of else "DST", "--to", "lmdb", "--root", seen.path / root]
     table = f"> {split}.csv; shardkit convert {shell('table', f'{split}.csv', *words)}"
     path = shell(seen.path / file)
     if b"\n" in content and _NUMBERS.fullmatch(content):
@@ -441,8 +529,11 @@ def _way(  # noqa: PLR0911
     if "/" in file and len(found) < _FEW:
         found = set()  # a text that may be about anything
     if name.endswith(LISTS) and found:
-        suffixes = {PurePath(image).suffix for image in seen.images(root)[:1]}
-        needed = [f"--suffix={suffix}" for suffix in suffixes if not any(b"." in n for n in found)]
+        is_bare = not any(b"." in word for word in found)
+        needed = ["--suffix", *suffixes] * (is_bare and bool(suffixes))
+        if needed and not content.startswith(b"#"):  # the first line would be a header
+            lines = f"(echo file_name,label; sed -E 's/[ \t]+/{needed[1]},/' {path})"
+            return f"{lines} {table} if its lines are NAME LABEL"
         command = shell("table", seen.path / file, *words, "--image", "1", "--label", "2", *needed)
         return f"shardkit convert {command} if its lines are NAME LABEL"
     if not (is_list or found):
@@ -450,15 +541,69 @@ def _way(  # noqa: PLR0911
     of_cvat = b"<annotations>" in content and b"<image " in content
     if of_cvat or _stem(PurePath(file).name).encode("utf-8", "replace") in names:
         return _EXPORTED
-    if name.endswith((*SUFFIXES, *LISTS, ".json")):
+    command = f"shardkit convert {shell('table', seen.path / file, *words)}"
+    if name.endswith(_OBJECTS):
+        if of_objects := _options_of_objects(seen, seen.ends(file), root):
+            return f"{command} {of_objects}"
+    elif name.endswith((*SUFFIXES, *LISTS)):
         return (
-            f"shardkit convert {shell('table', seen.path / file, *words)} --image COLUMN if it is "
-            "a table; otherwise, write a table with the columns file_name and label"
+            f"{command} --image COLUMN if it is a table; otherwise, write a table with the columns "
+            "file_name and label"
         )
     return (
-        f"shardkit convert {shell('table', f'{split}.csv', *words)} after you write that table, "
-        f"with the columns file_name and label, from {path}"
+        f"{f'{_EXPORTED}, or ' * name.endswith(_OBJECTS)}shardkit convert "
+        f"{shell('table', f'{split}.csv', *words)} after you write that table, with the columns "
+        f"file_name and label, from {path}"
     )
+
+
+def _options_of_objects(seen: Overview, content: bytes, root: str) -> str:
+    """Return the options for a list of JSON objects of images, perhaps with lists of boxes.
+
+    There are none if no value names an image.
+    """
+    text = content[:_START].decode("utf-8-sig", "replace").lstrip("[ \r\n\t")
+    rows = []
+    with suppress(ValueError):
+        while text:
+            row, end = json.JSONDecoder().raw_decode(text)
+            rows += [row] if isinstance(row, dict) else []
+            text = text[end:].lstrip("], \r\n\t")
+    first = rows[0] if rows else {}
+    columns = {name: [str(row.get(name)) for row in rows] for name in first}
+    fits = sorted(_fits(seen, columns, [[root]]), key=lambda fit: (-fit.rows, bool(fit.suffix)))
+    if not fits:
+        return ""
+    options = ["--image", fits[0].column, *["--suffix", fits[0].suffix] * bool(fits[0].suffix)]
+    kept = [_kept(name, [""]) for name in first if isinstance(first[name], dict | list)]
+    options += ["--keep", ",".join(filter(None, kept))] * any(kept)
+    for name in first:
+        lists = [row[name] for row in rows if isinstance(row.get(name), list)]
+        items = [item for of in lists for item in of if isinstance(item, dict)]
+        keys = dict.fromkeys(key for item in items for key in item)
+        chosen, *others = [
+            f"{name}:/{key}:{order}"
+            for key in keys
+            for order in _orders_of([item[key] for item in items if item.get(key) is not None])
+        ] or [""]
+        if chosen:
+            label = next(filter(_MAY_LABEL.search, keys), "")
+            labels = ["--box-labels", f"{name}:/{label}"] * bool(label)
+            other = f" (or --boxes {' or '.join(others)})" * bool(others)
+            return shell(*options, *labels, "--boxes", chosen) + other
+    return shell(*options)
+
+
+def _orders_of(boxes: Sequence[Any]) -> list[str]:
+    """Return the possible orders of the sides of boxes in JSON; none if they are no boxes."""
+    if not boxes or all(isinstance(box, dict) for box in boxes):
+        fits = [order for sides, order in SIDES if all({*sides} <= box.keys() for box in boxes)]
+        return fits[: bool(boxes)]
+    numbers = [box for box in boxes if isinstance(box, list) and len(box) == 4]
+    if len(numbers) < len(boxes) or {type(side) for box in numbers for side in box} - {int, float}:
+        return []
+    is_size = any(box[2] <= box[0] or box[3] <= box[1] for box in numbers)
+    return ["xywh"] if is_size else ["xywh", "xyxy"]
 
 
 def _folders(seen: Overview, top: str) -> list[str]:
@@ -492,11 +637,15 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
     for folder in _meant(file, [*reversed(by_folder)], folders):
         _, _, column, suffix = by_folder[folder]
         is_list = file.endswith(LISTS) and header[:1] == ["1"]
-        if is_list and (column != "1" or suffix or header[1:2] != ["2"]):
-            return  # of names alone, or something else
         others = {name: columns[name] for name in columns if name not in ("", column)}
-        if any(map(_BOXED.fullmatch, itertools.chain(*others.values()))):
-            return  # no option reads the class alone
+        if (
+            (
+                is_list and (column != "1" or suffix or header[1:2] != ["2"])
+            )  # names alone, or others
+            or (suffix and _has(seen, folders, column + suffix))  # the first line is no header
+            or any(map(_BOXED.fullmatch, itertools.chain(*others.values())))  # no option reads it
+        ):
+            return
         words = ["--image", column]
         words += ["--root", f"{{}}/{folder}"] * (folder != file.rpartition("/")[0])
         is_repeated = len({*columns[column]}) < len(columns[column])
@@ -541,7 +690,7 @@ def _classes(seen: Overview, names: Sequence[str], splits: Sequence[str]) -> lis
 def _boxes_in(columns: Mapping[str, Sequence[str]]) -> tuple[list[str], Sequence[str]]:
     """Return the columns of the sides of a box in pixels, or of boxes, and the possible orders."""
     called = {re.sub("[^a-z0-9]", "", name.lower()): name for name in columns}
-    for sides, order in _SIDES:
+    for sides, order in SIDES:
         names = [called[side] for side in sides if side in called]
         cells = [cell for name in names for cell in columns[name]]
         if len(names) == len(sides) and any(float(c) > 1 for c in cells if _DECIMAL.fullmatch(c)):

@@ -33,7 +33,7 @@ _R = TypeVar("_R")
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 """Suffixes of tables in a folder."""
-_NAMED = (*SUFFIXES, *LISTS, ".json")
+_NAMED = (*SUFFIXES, *LISTS, ".json", ".odgt")
 """Suffixes of tables that a user names."""
 _SHEETS = (".xlsx", ".xls", ".ods")
 _MOST_JSON = 1 << 28

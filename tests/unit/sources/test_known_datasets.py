@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 import tarfile
@@ -63,8 +64,8 @@ def boxes(path: Path) -> dict[str, list[list[object]]]:
 
 def run_way(message: str) -> None:
     """Run the commands of a message."""
-    way = message.split("run ", 1)[1].partition(". Pass ")[0]
-    for command in way.replace("; shardkit ", "\nshardkit ").splitlines():
+    way = re.split(r"\. Pass |; or, | \(or ", message.split("run ", 1)[1])[0]
+    for command in re.sub("(;|, and) (?=shardkit |tar )", "\n", way).splitlines():
         if command.startswith("shardkit "):
             done = run_main(*shlex.split(command)[1:])
             assert done.returncode == 0, done.stderr
@@ -406,3 +407,163 @@ def test_a_second_folder_of_masks_is_noted() -> None:
     words = ("--to", "lmdb", "--masks", masks)
     assert run_main("convert", "pairs", source / "DRIVE", "BOTH", *words).returncode == 0
     assert [*open_dataset("BOTH/test").schema] == ["image", "mask", "mask_1st_manual"]
+
+
+def of_images(names: str, texts: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return a file for each of some names, and others."""
+    return {**dict.fromkeys(names.split(), JPEG), **texts}
+
+
+PLANE = b"imagesource:GoogleEarth\n1 2 10 2 10 12 1 12 plane 0\n"
+
+TEXTS: dict[str, tuple[dict[str, bytes], dict[str, dict[str, Any]]]] = {
+    "KITTI": (
+        of_images(
+            "training/image_2/0.jpg training/image_2/1.jpg testing/image_2/0.jpg",
+            {f"training/{name}/{n}.txt": b"%d" % n for n in (0, 1) for name in ("calib", "label_2")}
+            | {"training/label_2/1.txt": b"Car 0 0 1 2 20 12"},
+        ),
+        {"": {"0.jpg": "0", "1.jpg": "Car 0 0 1 2 20 12"}},
+    ),
+    "Supervisely": (
+        of_images(
+            "ds0/img/a.jpg ds1/img/b.jpg",
+            {"ds0/ann/a.jpg.json": b'{"objects": [1]}', "ds1/ann/b.jpg.json": b'{"objects": []}'},
+        ),
+        {"ds0": {"a.jpg": {"objects": [1]}}, "ds1": {"b.jpg": {"objects": []}}},
+    ),
+    "DOTA": (
+        of_images(
+            "train/images/P1.jpg val/images/P2.jpg",
+            {
+                "train/labelTxt-v1.0/labelTxt/P1.txt": PLANE,
+                "val/labelTxt-v1.0/labelTxt/P2.txt": b"gsd:1",
+            },
+        ),
+        {"train": {"P1.jpg": PLANE.decode()}, "val": {"P2.jpg": "gsd:1"}},
+    ),
+    "VisDrone": (
+        of_images(
+            "DET-train/images/1.jpg DET-val/images/1.jpg",
+            {"DET-train/annotations/1.txt": b"1,2,3,4", "DET-val/annotations/1.txt": b"5,6,7,8"},
+        ),
+        {"train": {"1.jpg": "1,2,3,4"}, "val": {"1.jpg": "5,6,7,8"}},
+    ),
+    "SA-1B": (
+        of_images(
+            "sa_00/1.jpg sa_01/2.jpg",
+            {"sa_00/1.json": b'{"annotations": [1]}', "sa_01/2.json": b'{"annotations": [2]}'},
+        ),
+        {"": {"sa_00/1.jpg": {"annotations": [1]}, "sa_01/2.jpg": {"annotations": [2]}}},
+    ),
+    "labelme": (
+        of_images(
+            "images/train/1.jpg images/val/2.jpg",
+            {"json/train/1.json": b'{"shapes": [1]}', "json/val/2.json": b'{"shapes": [2]}'},
+        ),
+        {"train": {"1.jpg": {"shapes": [1]}}, "val": {"2.jpg": {"shapes": [2]}}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_of_each_image_is_stored_by_the_commands_of_the_message(name: str) -> None:
+    files, expected = TEXTS[name]
+    source = make_tree(Path("src"), files)
+    done = refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=("tar ", "--classes"))
+    run_way(done.stderr)
+    assert {split: values(Path("DST", split), "annotation") for split in expected} == expected
+
+
+def test_boxes_in_lists_of_objects_are_read_by_the_commands_of_the_message() -> None:
+    """As in BDD100K, whose other objects have no boxes, and CrowdHuman."""
+    car = {"category": "car", "box2d": {"x1": 1.5, "y1": 2, "x2": 10, "y2": 12}}
+    lane = {"category": "lane", "poly2d": [[1, 2]]}
+    frames = [{"name": "a.jpg", "labels": [lane, car]}, {"name": "b.jpg", "attributes": {"x": 1}}]
+    person = {"tag": "person", "fbox": [9, 2, 8, 4], "hbox": [9, 1, 2, 3]}
+    rows = [{"ID": "7,c9", "gtboxes": [person]}, {"ID": "8,c9", "gtboxes": []}]
+    bdd = {f"bdd/images/100k/{name}.jpg": JPEG for name in ("train/a", "train/b", "val/a", "val/b")}
+    for split in ("train", "val"):
+        bdd[f"bdd/labels/det_20/det_{split}.json"] = json.dumps(frames).encode()
+    crowd = {f"Images/{name}.jpg": JPEG for name in ("7,c9", "8,c9")}
+    crowd["annotation_train.odgt"] = "\n".join(map(json.dumps, rows)).encode()
+    for name, files in (("BDD", bdd), ("crowd", crowd)):
+        source = make_tree(Path(name), files)
+        done = refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=("_train.", "--classes"))
+        run_way(done.stderr.replace("DST", f"DST{name}"))
+    found = [[1.5, 2, 10, 12, "car"]]
+    assert boxes(Path("DSTBDD/train")) == {"a.jpg": found, "b.jpg": []}
+    assert boxes(Path("DSTBDD/val")) == {"a.jpg": found, "b.jpg": []}
+    assert values(Path("DSTBDD/train"), "labels")["a.jpg"] == [lane, car]
+    assert (
+        run_main(
+            "verify",
+            "DSTBDD/val",
+            "--against",
+            "BDD/bdd/labels/det_20/det_val.json@BDD/bdd/images/100k/val",
+        ).returncode
+        == 0
+    )
+    assert boxes(Path("DSTcrowd")) == {"7,c9.jpg": [[9, 2, 17, 6, "person"]], "8,c9.jpg": []}
+
+
+def coco(images: list[dict[str, Any]], annotations: list[dict[str, Any]]) -> bytes:
+    categories = [{"id": 3, "name": "cat"}, {"id": 5, "name": "sky"}]
+    texts = {"images": images, "annotations": annotations, "categories": categories}
+    return json.dumps(texts).encode()
+
+
+def test_segments_of_panoptic_annotations_are_boxes() -> None:
+    segments = [
+        {"id": 7, "category_id": 5, "bbox": [0, 0, 9, 4], "iscrowd": 0},
+        {"id": 8, "category_id": 3, "bbox": [1, 2, 3, 4], "iscrowd": 1},
+    ]
+    annotations = [
+        {"image_id": 1, "file_name": "1.png", "segments_info": segments},
+        {"image_id": 2, "file_name": "2.png", "segments_info": segments[:1]},
+    ]
+    images = [{"id": n, "file_name": f"{n}.jpg"} for n in (1, 2)]
+    content = coco(images, annotations)
+    out = made({"val/1.jpg": JPEG, "val/2.jpg": JPEG, "annotations/panoptic_val.json": content})
+    assert boxes(out) == {
+        "1.jpg": [[0, 0, 9, 4, "sky"], [1, 2, 4, 6, "cat"]],
+        "2.jpg": [[0, 0, 9, 4, "sky"]],
+    }
+    assert values(out, "annotations") == {"1.jpg": annotations[:1], "2.jpg": annotations[1:]}
+
+
+def test_annotations_that_name_images_by_url_are_recognized() -> None:
+    """As in LVIS, whose splits share COCO's training images."""
+    files = {f"train2017/{n}.jpg": JPEG for n in (1, 2)} | {"val2017/3.jpg": JPEG}
+    for split, number in (("train", 1), ("val", 2)):
+        images = [{"id": number, "coco_url": f"http://x.org/train2017/{number}.jpg"}]
+        box = {"id": 1, "image_id": number, "category_id": 3, "bbox": [1, 2, 3, number]}
+        files[f"lvis_v1_{split}.json"] = coco(images, [box])
+    out = made(files)
+    assert boxes(out / "train") == {"train2017/1.jpg": [[1, 2, 4, 3, "cat"]]}
+    assert boxes(out / "val") == {"train2017/2.jpg": [[1, 2, 4, 4, "cat"]]}
+
+
+def test_the_first_line_of_a_list_is_no_header() -> None:
+    """As the scenes of ADE20K, whose names have no suffix."""
+    names = ("training/ADE_train_1", "validation/ADE_val_1")
+    files = {f"images/{name}.jpg": JPEG for name in names}
+    files |= {f"annotations/{name}.png": png(mode="L") for name in names}
+    files["sceneCategories.txt"] = b"ADE_train_1 bedroom\nADE_val_1 street\n"
+    source = make_tree(Path("src"), files)
+    done = run_main("convert", source, "OUT", "--to", "lmdb")
+    assert {*open_dataset("OUT/validation").paths} == {"images/validation/ADE_val_1.jpg"}
+    run_way(done.stdout.split("To read them, ")[1].partition(" if its lines")[0])
+    assert labels(Path("DST")) == {f"{names[0]}.jpg": "bedroom", f"{names[1]}.jpg": "street"}
+    words = ("--to", "lmdb", "--image", "ADE_train_1", "--label", "bedroom", "--suffix", ".jpg")
+    facts = ("has no header", "ADE_train_1.jpg")
+    refuses(2, "convert", "table", source / "sceneCategories.txt", "A", *words, facts=facts)
+
+
+def test_folders_of_masks_without_images_are_left_out() -> None:
+    """As labelme exports masks, also as arrays and as pictures for people."""
+    names = ("JPEGImages/1.jpg", "SegmentationClassVisualization/1.jpg")
+    files = {**dict.fromkeys(names, JPEG), "SegmentationClassPNG/1.png": png(mode="L")}
+    out = made({**files, "SegmentationClass/1.npy": b"\x93NUMPY", "class_names.txt": b"cat\n"})
+    assert [*open_dataset(out).schema] == ["image", "mask"]
+    assert [*open_dataset(out).paths] == ["JPEGImages/1.jpg"]
