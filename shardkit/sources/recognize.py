@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from shardkit.contracts import Recognition
 from shardkit.errors import UsageError, setting
+from shardkit.record import DATASET_FILE
 from shardkit.registry import DATASET, DEFAULT_SOURCE, get_source, source_names
 from shardkit.sources.folders import below, is_split_name, why_left_out
 from shardkit.sources.imagefolder import FOLDERS_TRIED
@@ -127,7 +128,16 @@ class Overview:
             for entry in itertools.islice(entries, _MOST):
                 if not why_left_out(entry.name):
                     names[not _is_folder(entry)].append(as_text(entry.name))
-        return sorted(names[0]), sorted(names[1])
+        folders = names[0] if inside else self._without_datasets(names)
+        return sorted(folders), sorted(names[1])
+
+    def _without_datasets(self, names: tuple[list[str], list[str]]) -> list[str]:
+        """Return folders without results of earlier conversions, unless there is nothing else."""
+        folders, files = names
+        others = [
+            name for name in folders if not (self.path / as_name(name) / DATASET_FILE).is_file()
+        ]
+        return others if others or any(map(has_image_suffix, files)) else folders
 
     def _in_zip(self, name: str) -> tuple[Overview | None, str]:
         """Return the archive that a path below leads into, if any, and the rest of the path."""

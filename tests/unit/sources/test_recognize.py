@@ -602,6 +602,14 @@ def test_the_folder_of_a_recognized_list_is_its_source(tmp_path: Path, folder: s
     assert not verify(made, against=source).ok
 
 
+def test_a_dataset_in_the_folder_of_its_source_does_not_hide_it(tmp_path: Path) -> None:
+    files = {"train/a.jpg": JPEG, "test/b.jpg": JPEG, "labels.csv": b"id,breed\na,pug\n"}
+    source = make_tree(tmp_path / "src", files)
+    for name in ("first", "second"):
+        assert run_main("convert", source, source / name, "--to", "lmdb").returncode == 0
+    assert list(open_dataset(source / "second").paths) == ["a.jpg"]
+
+
 def test_the_command_of_a_table_names_all_fields(tmp_path: Path) -> None:
     """Fields cannot be called width."""
     table = b"image_id,width,my dog,Age\n1,32,2,7\n"
