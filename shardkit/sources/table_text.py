@@ -204,30 +204,26 @@ class Lines(Generic[AnyStr]):
     def __init__(self, path: str, file: IO[AnyStr]) -> None:
         self._path = path
         self._file: IO[AnyStr] = file
-        self._number = 0
         self.row = 0
         """Characters of the row so far; reset by the reader of rows."""
 
     def __iter__(self) -> Iterator[AnyStr]:
-        return self
-
-    def __next__(self) -> AnyStr:
-        self._number += 1
+        number = 1
+        readline = self._file.readline
         try:
-            line = self._file.readline(_MOST_LINE + 1)
+            while line := readline(_MOST_LINE + 1):
+                self.row += len(line)
+                if self.row > _MOST_LINE:
+                    raise ConversionFailed(
+                        f"{self._path}: the row at line {number} is longer than {size(_MOST_LINE)}"
+                    )
+                yield line
+                number += 1
         except UnicodeError as error:
             raise UsageError(
-                f"{self._path}:{self._number} does not match its encoding ({error})",
+                f"{self._path}:{number} does not match its encoding ({error})",
                 remedy=f"set another with {setting('encoding')}",
             ) from error
-        self.row += len(line)
-        if self.row > _MOST_LINE:
-            raise ConversionFailed(
-                f"{self._path}: the row at line {self._number} is longer than {size(_MOST_LINE)}"
-            )
-        if not line:
-            raise StopIteration
-        return line
 
 
 def _usual(path: str) -> str:
@@ -353,7 +349,7 @@ def _fits(path: str, dialect: Dialect, least: int = 1) -> bool:
     try:
         _, header = next(rows, (0, []))
         return len(header) >= least and all(
-            len(row) == len(header) and not any("\n" in value for value in row) for _, row in rows
+            len(row) == len(header) and "\n" not in "".join(row) for _, row in rows
         )
     except (csv.Error, ConversionFailed):
         return False
