@@ -70,6 +70,8 @@ _CONTENT = slice(8, 29)
 _START = struct.Struct("<qII")
 _HEAD = struct.Struct("<iIIB")
 """The fields of a row before `HEAD`, and those in it."""
+FIELDS = struct.Struct("<qIIiIIB3x")
+"""The fields of a row but ``check``."""
 
 INDEX_DIRECTORY = "index"
 ROWS_NAME = f"{INDEX_DIRECTORY}/rows.npy"

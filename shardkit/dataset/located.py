@@ -15,7 +15,7 @@ from shardkit.codecs.decode_errors import raise_interruption
 from shardkit.codecs.image_type import MOST_BYTES, RGB, ImageType
 from shardkit.codecs.limits import MAX_PIXELS
 from shardkit.dataset.handles import ShardFile
-from shardkit.dataset.index import HEAD, ROW, Rows, checksum, damaged_rows
+from shardkit.dataset.index import FIELDS, HEAD, ROW, Rows, checksum, damaged_rows
 from shardkit.errors import CorruptRecord, CorruptShard
 from shardkit.kinds.field import Field
 from shardkit.record import ABSENT, IMAGE, STORED_KINDS
@@ -212,14 +212,11 @@ class LocatedRows:
 
     lengths = _column("length")
     """Size of each image in bytes."""
-    labels = _column("label")
-    """Label of each image, -1 without one."""
     widths = _column("width")
     """Width of each image in pixels."""
     heights = _column("height")
     """Height of each image in pixels."""
     _offsets = _column("offset")
-    _checksums = _column("checksum")
 
     @cached_property
     def fields(self) -> list[str]:
@@ -240,18 +237,18 @@ class LocatedRows:
         The result is valid until ``buffer`` is overwritten. Raises CorruptRecord if the record is
         damaged.
         """
-        data = buffer[: self.lengths[number]]
+        start = number * ROW.itemsize
+        entry = FIELDS.unpack_from(self.entries, start)
+        offset, length, check, label, width, height, kind = entry
+        data = buffer[:length]
         try:
-            self._fill(number, data)
+            self._fill(number, offset, data)
         except (CorruptShard, OverflowError, KeyError, ValueError) as error:
             raise_interruption(error)
             raise self.corrupt(number, str(error)) from error
-        if self.verifies:
-            head = self.entries[number * ROW.itemsize :][HEAD]
-            if checksum(head, data) != self._checksums[number]:
-                raise self.corrupt(number, "its checksum does not match")
-        size = self.widths[number], self.heights[number]
-        return EncodedImage(data, self.fields[number], self.labels[number], *size, self.pixels)
+        if self.verifies and checksum(self.entries[start:][HEAD], data) != check:
+            raise self.corrupt(number, "its checksum does not match")
+        return EncodedImage(data, STORED_KINDS[kind], label, width, height, self.pixels)
 
     @cached_property
     def _files(self) -> Sequence[ShardFile]:
@@ -269,8 +266,7 @@ class LocatedRows:
         """Return the map of each row's shard for raw pixels that can be copied from there."""
         return list(map(_MAP, self._files)) if self._dataset.maps(self.name) else None
 
-    def _fill(self, number: int, data: memoryview) -> None:
-        offset = self._offsets[number]
+    def _fill(self, number: int, offset: int, data: memoryview) -> None:
         file = self._files[number]
         if offset < 0:
             data[:] = self._dataset.read_via_format(self.rows[number], self.name)

@@ -212,8 +212,8 @@ class ImageReader:
             return False
         scaled = 0
         if self.op is not None and self.crop_table is not None:
-            numbers = self.crop_table.numbers.astype(np.int64)
-            scaled = int((numbers[:, 5] * numbers[:, 6]).max())
+            numbers = self.crop_table.numbers
+            scaled = max((numbers[:, 5].astype(np.int64) * numbers[:, 6]).tolist())
         elif self.op is not None and any(crop.scaled for crop in self.crops):
             return False
         most: int = (
@@ -272,7 +272,7 @@ class ImageReader:
         self.rows.context.note(located.rows[number])
         outs = [None if view.block is None else view.values[number] for view in views]
         only = outs[0] if len(outs) == 1 and self.op is None else None
-        is_raw = located.fields[number] == "raw"
+        is_raw = only is not None and located.fields[number] == "raw"
         if only is not None and is_raw and located.lengths[number] == only.nbytes:
             located.read(number, only.reshape(-1).view(np.uint8).data)
             return [only]

@@ -249,10 +249,12 @@ def select_crop_table(
     """Return the crops of images for the compiled module, all at once; None if `op` cannot."""
     if type(op).render is not ImageOp.render or not len(widths):
         return None
-    if not widths.all() or not heights.all():  # not checked when they were converted
+    if 0 in widths.tolist() or 0 in heights.tolist():  # not checked when they were converted
         return None
     numbers = op.numbers(widths.astype(np.int64), heights.astype(np.int64), draws)
-    if numbers is None or numbers.max() > _MOST or numbers.min() < -_MOST:
+    if numbers is None:
+        return None
+    if numbers.dtype != np.int32 and (numbers.max() > _MOST or numbers.min() < -_MOST):
         return None
     return CropTable(numbers.astype(np.int32), op.filter == "bicubic", float(op.oversample))
 
