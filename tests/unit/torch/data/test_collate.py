@@ -52,6 +52,8 @@ def test_a_view_is_a_sequence_of_samples() -> None:
     for position in (3, -4):
         with pytest.raises(IndexError):
             view[position]
+    with pytest.raises(TypeError):  # a tensor would get another axis
+        BatchView([Values(block, block)])[None]  # type: ignore[call-overload]
 
 
 def test_any_collatable_labels_are_collated() -> None:
