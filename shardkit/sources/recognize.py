@@ -32,6 +32,8 @@ _REFUSE_MISREAD = "shardkit.sources.table_layout:refuse_misread"
 
 _LISTS_OF_CLASSES = "shardkit.sources.table_layout:lists_of_classes"
 
+_WAY_OF_NUMBERS = "shardkit.sources.table_layout:way_of_numbers"
+
 _REFUSE_PIXELS = "shardkit.sources.table_layout:refuse_pixels"
 
 _ARCHIVE = "shardkit.sources.zip_file:overview_of"
@@ -396,7 +398,9 @@ class Recognized(NamedTuple):
         if not lists:
             return self
         has_boxes = [bool(_BOX.search(seen.ends(file))) for file in lists]
-        hints = ["--exclude FILE leaves out the images in one"] * (not all(has_boxes))
+        ways = [load(_WAY_OF_NUMBERS)(seen, file, self.by.inside) for file in lists]
+        hints = [f"to read its splits, run {way}" for way in ways if way]
+        hints = hints or ["--exclude FILE leaves out the images in one"] * (not all(has_boxes))
         hints += ["boxes are read if they are exported as COCO, YOLO or VOC"] * any(has_boxes)
         evidence = f"{self.by.evidence}, without {name_list(lists)} ({'; '.join(hints)})"
         return Recognized(self.kind, self.by._replace(evidence=evidence))

@@ -352,6 +352,35 @@ def lists_of_classes(seen: Overview, inside: str) -> list[str]:
     return [file for file in files if sum(map(seen.ends(file).__contains__, names)) >= _FEW]
 
 
+def way_of_numbers(seen: Overview, file: str, inside: str) -> str:
+    """Return the commands for both splits of images with numbers; "" if no list divides these.
+
+    The lines of such a list, which is next to theirs, are a number and 0 or 1.
+    """
+    folder = file.rpartition("/")[0]
+    images = _numbered_in(seen, file)
+    for other in seen.files(folder, ".txt"):
+        numbers = _numbered_in(seen, below(folder, other))
+        shared = len(numbers.keys() & images.keys())  # of the first ones
+        if {*numbers.values()} == {"0", "1"} and shared == min(len(numbers), len(images)) > 0:
+            ones, zeros = ("train", "test") if "train" in other else ("ones", "zeros")
+            script = f'{{print path[$1] > ($2 ? "{ones}.txt" : "{zeros}.txt")}}'
+            paths = [seen.path / file, seen.path / folder / other]
+            ways = [shell("awk", f"NR == FNR {{path[$1] = $2; next}} {script}", *paths)]
+            for split, rest in ((ones, zeros), (zeros, ones)):
+                words = (seen.path / inside, f"DST/{split}", "--to", "lmdb", "--exclude")
+                ways.append(f"shardkit convert imagefolder {shell(*words, f'{rest}.txt')}")
+            return "; ".join(ways)
+    return ""
+
+
+def _numbered_in(seen: Overview, file: str) -> dict[str, str]:
+    """Return the second words of the first lines of a file by their first; none of other files."""
+    text = seen.ends(file)[:_START].decode("utf-8", "replace")
+    lines = [line.split() for line in text.split("\n")[:-1]]
+    return {line[0]: line[1] for line in lines} if all(len(line) == 2 for line in lines) else {}
+
+
 def _lists_of_shards(seen: Overview, top: str) -> Iterator[tuple[str, str]]:
     """Yield the tables of labels of images in folders that look like classes, but are not."""
     tables = [below(top, name) for name in seen.files(top, _SEPARATED)]

@@ -567,3 +567,23 @@ def test_folders_of_masks_without_images_are_left_out() -> None:
     out = made({**files, "SegmentationClass/1.npy": b"\x93NUMPY", "class_names.txt": b"cat\n"})
     assert [*open_dataset(out).schema] == ["image", "mask"]
     assert [*open_dataset(out).paths] == ["JPEGImages/1.jpg"]
+
+
+def test_numbers_that_divide_numbered_images_are_splits() -> None:
+    """As in CUB-200-2011."""
+    paths = ["001.Auk/1.jpg", "001.Auk/2.jpg", "002.Jay/3.jpg", "002.Jay/4.jpg"]
+    files = {f"CUB/images/{path}": JPEG for path in paths}
+    for name, column in (
+        ("images", paths),
+        ("image_class_labels", [1, 1, 2, 2]),
+        ("train_test_split", [1, 0, 0, 1]),
+        ("bounding_boxes", ["1.0 2.0 3.0 4.0"] * 4),
+    ):
+        lines = [f"{number} {value}\n" for number, value in enumerate(column, 1)]
+        files[f"CUB/{name}.txt"] = "".join(lines).encode()
+    done = run_main("convert", make_tree(Path("src"), files), "OUT", "--to", "lmdb")
+    (line,) = (text for text in done.stdout.splitlines() if text.startswith("read as"))
+    assert "not read: CUB/bounding_boxes.txt" in line
+    run_way(line.split("to read its splits, ")[1].split("); ")[0])
+    assert labels(Path("DST/train")) == {paths[0]: "001.Auk", paths[3]: "002.Jay"}
+    assert labels(Path("DST/test")) == {paths[1]: "001.Auk", paths[2]: "002.Jay"}
