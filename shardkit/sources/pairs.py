@@ -217,8 +217,10 @@ class Pairs(AnnotatedSource):
             for kept in self.kept_files:
                 pattern = self._called(split, kept, images, masks[kept.name])
                 patterns[kept.name] = pattern
-                folder = "" if self._beside else f"{self._layout.folder(split, kept.source)}/, "
-                understood[f"{split} {kept.name}".lstrip()] = f"{folder}called {pattern}"
+                folder = "" if self._beside else f"{self._layout.folder(split, kept.source)}/"
+                called = "" if pattern == "{}" else f"called {pattern}"
+                where = ", ".join(filter(None, (folder, called)))
+                understood[f"{split} {kept.name} from".lstrip()] = where
             listing = NamedListing(listings[split], names)
             for number, (stem, image) in enumerate(images.items()):
                 try:

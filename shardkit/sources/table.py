@@ -338,7 +338,7 @@ class Table(NamedSource):
         """Return a name as relative to the root, if it leads there, and with slashes."""
         if isinstance(name, int) and suffix and not isinstance(name, bool):
             name = str(name)
-        if not isinstance(name, str):
+        if not isinstance(name, str) or not name:
             return name
         if "\\" in name and "/" not in name and not names.has(name):
             name = name.replace("\\", "/")

@@ -135,7 +135,10 @@ def test_masks_may_be_called_otherwise(tmp_path: Path) -> None:
     files = ["images/21_training.jpg", "1st_manual/21_manual1.png", "mask/21_training_mask.png"]
     make_tree(tmp_path, {name: MASK if name.endswith(".png") else JPEG for name in files})
     options = {"masks": "vessels=1st_manual", "pattern": "{}_training:{}_manual1"}
-    assert pairs(scan(tmp_path, **options)) == {"": [("images/21_training.jpg", "vessels.png")]}
+    scanned = scan(tmp_path, **options)
+    assert pairs(scanned) == {"": [("images/21_training.jpg", "vessels.png")]}
+    where = "1st_manual/, called {}_training:{}_manual1"
+    assert scanned.understood["vessels from"] == where
 
 
 def test_several_folders_of_masks_are_several_fields(tmp_path: Path) -> None:
