@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from shardkit.errors import BadImage
+from shardkit.errors import BadImage, setting
 
 _WORKING_BYTES = 12
 """Approximate bytes per pixel that libraries allocate to decode an image."""
@@ -43,7 +43,10 @@ def as_bad_image(problem: str, pixels: int = 0) -> Iterator[None]:
             raise_interruption(cause)
             cause = cause.__context__
         require_memory(str(error), pixels)
-        raise BadImage(f"{problem}: {_reason(error)}") from error
+        reason = _reason(error)
+        keep = f"To store its own channels and type, pass {setting('pixels', 'keep')}"
+        remedy = keep if re.search("samples per pixel|unknown pixel mode", reason) else None
+        raise BadImage(f"{problem}: {reason}", remedy=remedy) from error
 
 
 def raise_interruption(error: BaseException) -> None:

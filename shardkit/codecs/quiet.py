@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import re
 import threading
 import warnings
@@ -65,8 +66,9 @@ def _install() -> None:
 def silence_libtiff() -> None:
     """Make Pillow's libtiff print nothing in this process.
 
-    It prints errors to stderr without the name of a file; Pillow raises an exception as well.
+    It prints errors to stderr without the name of a file, as does Pillow, which also raises them.
     """
+    logging.getLogger("PIL").addHandler(logging.NullHandler())
     try:
         handle = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
     except (AttributeError, OSError):  # a Pillow without libtiff, or with a hidden one
