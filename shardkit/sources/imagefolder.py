@@ -49,7 +49,7 @@ from shardkit.sources.folders import (
 from shardkit.sources.images import image_record, require_inside
 from shardkit.system.files import as_name, read_small
 from shardkit.system.late import load
-from shardkit.system.text import is_within
+from shardkit.system.text import is_within, shell
 
 if TYPE_CHECKING:
     from shardkit.sources.recognize import Overview
@@ -209,10 +209,8 @@ class ImageFolder(PartedSource):
         class_names = {name for classes in inner.values() for name in classes}
         if self.options.class_order in ("plain", "natural"):
             _require_distinct(inner, classes or ())
-        if classes is None:
-            ordered = _ordered(class_names, self.options.class_order)  # names a wrong file
-        else:
-            ordered = (*classes, *sorted(class_names.difference(classes)))
+        known = _ordered(class_names, self.options.class_order) if classes is None else classes
+        ordered = (*known, *sorted(class_names.difference(known)))
         labels = {name: label for label, name in enumerate(ordered)}
         parts = []
         for split, class_folders in inner.items():
@@ -220,9 +218,8 @@ class ImageFolder(PartedSource):
             class_folders.sort(key=labels.__getitem__)
             step = -(-len(class_folders) // most)
             for start in range(0, len(class_folders), max(step, 1)):
-                of_part = tuple(
-                    (labels[name], name) for name in class_folders[start : start + step]
-                )
+                few = class_folders[start : start + step]
+                of_part = tuple((labels[name], name) for name in few)
                 parts.append(SourcePart(split, _Folders(labeled=True, classes=of_part)))
         loose = sorted(set(self.folder.names()).difference(names)) if splits else []
         ignored: dict[str, list[Problem]] = {name: [] for name in names}
@@ -256,11 +253,8 @@ class ImageFolder(PartedSource):
             or any(map(_OTHERS.search, names))
             or self._may_have_masks(inside)
         )
-        return suggested or any(
-            os.path.isdir(root / as_name(name) / as_name(name))
-            for root in self.folder.local()
-            for name in folders
-        )
+        paths = (root / as_name(name) for root in self.folder.local() for name in folders)
+        return suggested or any(os.path.isdir(path / path.name) for path in paths)
 
     def _has_image(self, folder: str) -> bool:
         """Return whether a folder has an image, not only folders with some."""
@@ -344,13 +338,14 @@ def _are_splits(root: SourceFolder, folders: Sequence[str]) -> bool:
     named = [folder for folder in folders if is_split_name(folder)]
     if len(named) == len(folders):
         return bool(named)
-    if inner := [folder for folder in named if root.inner(folder).folders()]:
+    if any(root.inner(folder).folders() for folder in named):
         other = next(folder for folder in folders if folder not in named)
-        verb = "looks like a split" if len(inner) == 1 else "look like splits"
+        link = f"mkdir splits; ln -srt splits {shell(*map(root.locate, named))}"
+        way = f"run {link}; shardkit convert splits DST --to lmdb" * bool(root.local())
         raise UsageError(
-            f"{root}: {', '.join(inner)} {verb}, but {other} does not",
-            remedy=f"pass {setting('splits', True)} if all are splits or "
-            f"{setting('splits', False)} if all are classes, or move {other} elsewhere",
+            f"{root}: {', '.join(named)} may be splits, but {other} may not",
+            remedy=f"{way or f'move {other} elsewhere'}. Pass {setting('splits', True)} if all "
+            f"are splits or {setting('splits', False)} if all are classes",
         )
     return False
 

@@ -48,13 +48,16 @@ _SPLIT = re.compile(r"(?<![a-z])(train|val|test|dev|eval)", re.IGNORECASE)
 _HUB = {"blobs", "snapshots"}
 """Folders in a cache of the Hub."""
 
-_NO_CLASS = re.compile(
+NO_CLASS = re.compile(
     r"(.*[ _-])?(jpe?g|png|img|image|photo|pic|picture|frame)s?([ _-].*)?", re.IGNORECASE
 )
 """Names of folders that say what is in them, and name no class."""
 
-_NUMBERED = re.compile(r"([A-Za-z]+(?:[_ -][A-Za-z]+)*)[._ -]?\d+\.\w+")
-"""The name of an image that starts with a word, and has a number."""
+_NAMED = ("([A-Za-z]+([_ -][A-Za-z]+)*)[._ -]?[0-9]+", "([A-Za-z]+[0-9]+)[_ -]+[0-9]+")
+"""Names of images that start with a word and have a number, without suffix; also for `sed`."""
+
+_NUMBERS = re.compile(r"([0-9]{1,3}_)+")
+"""Numbers at the start of a name that may be labels."""
 
 _NAMES_TRIED = 1000
 
@@ -242,14 +245,14 @@ def recognize_folders(seen: Overview) -> Iterator[Recognition]:
             yield Recognition("a snapshot from the Hugging Face Hub", inside=f"snapshots/{name}")
     elif len(full) > 1 and _are_wrapped(seen, full):
         for folder in full:
-            inside = _unwrapped(seen, folder)
+            inside = unwrapped(seen, folder)
             yield Recognition(f"folders of images in {inside}/", inside=inside)
     elif folders and all(map(is_split_name, folders)):
         if full:
             yield Recognition(f"splits {', '.join(full[:3])}")
     elif around := _folder_around(seen, ""):
         yield Recognition(f"folders of images in {around}/", inside=around)
-    elif len(full) == 1 and _NO_CLASS.fullmatch(full[0]) and not seen.images():
+    elif len(full) == 1 and NO_CLASS.fullmatch(full[0]) and not seen.images():
         yield Recognition(f"images in {full[0]}/", inside=full[0])
     elif full:
         yield Recognition(f"class folders such as {full[0]}")
@@ -263,7 +266,7 @@ def _are_wrapped(seen: Overview, folders: Sequence[str]) -> bool:
     Of splits, one such folder shows it, also with images alone, as does one in a folder of the same
     name. Otherwise, all must be such.
     """
-    inner = {folder: _unwrapped(seen, folder) for folder in folders}
+    inner = {folder: unwrapped(seen, folder) for folder in folders}
     deeper = {folder for folder in folders if inner[folder] != folder}
     wrapped = {
         name for name in deeper if seen.folders(inner[name]) and not seen.images(inner[name])
@@ -275,16 +278,16 @@ def _are_wrapped(seen: Overview, folders: Sequence[str]) -> bool:
     return bool(sure) or len(wrapped) == len(folders)
 
 
-def _unwrapped(seen: Overview, folder: str, depth: int = 4) -> str:
+def unwrapped(seen: Overview, folder: str, depth: int = 4) -> str:
     """Return the folder whose content is more than a folder, or the images of one class."""
     inner = seen.folders(folder)
     if len(inner) != 1 or seen.images(folder) or not depth:
         return folder
     inside = f"{folder}/{inner[0]}"
-    is_class = inner[0].lower() != folder.lower() and not _NO_CLASS.fullmatch(inner[0])
+    is_class = inner[0].lower() != folder.lower() and not NO_CLASS.fullmatch(inner[0])
     if seen.images(inside) and is_class:
         return folder
-    return _unwrapped(seen, inside, depth - 1)
+    return unwrapped(seen, inside, depth - 1)
 
 
 def _classes_beside(seen: Overview, others: Sequence[Recognized]) -> Iterator[Recognition]:
@@ -302,7 +305,7 @@ def _classes_beside(seen: Overview, others: Sequence[Recognized]) -> Iterator[Re
         is_listed = name in paths or split_in(name) in listed - {""}
         is_split = is_split_name(name) or len(classes) > 1
         if classes and is_split and not is_listed and not seen.images(name):
-            inside = name if len(classes) > 1 else _unwrapped(seen, name)
+            inside = name if len(classes) > 1 else unwrapped(seen, name)
             yield Recognition(f"folders of images in {inside}/", inside=inside)
 
 
@@ -327,12 +330,15 @@ def _folder_around(seen: Overview, top: str) -> str:
 
 def has_images(seen: Overview, folder: str, depth: int = 4) -> bool:
     """Return whether a folder or one of the first below it has images."""
-    return bool(seen.images(folder)) or (
-        depth > 0
-        and any(
-            has_images(seen, f"{folder}/{name}", depth - 1) for name in seen.folders(folder)[:10]
-        )
-    )
+    return bool(first_image(seen, folder, depth))
+
+
+def first_image(seen: Overview, folder: str, depth: int = 4) -> str:
+    """Return the path of an image in a folder or one of the first below it; "" if none has one."""
+    if images := seen.images(folder):
+        return below(folder, images[0])
+    inner = seen.folders(folder)[: 10 * (depth > 0)]
+    return next(filter(None, (first_image(seen, f"{folder}/{n}", depth - 1) for n in inner)), "")
 
 
 def split_in(name: str) -> str:
@@ -541,25 +547,57 @@ def left_out(path: str | Path, kinds: Iterable[Recognized]) -> list[str]:
 def note_other_classes(path: str | Path) -> Iterator[str]:
     """Yield a note on what may be classes: words in names, or folders in folders without images."""
     seen = Overview(path)
-    names = map(_NUMBERED.fullmatch, seen.images()[:_NAMES_TRIED])
-    words = Counter(match[1] for match in names if match)
-    if len(words) > 1 and min(words.values()) > 1:
-        first = ", ".join(sorted(words)[:3])
-        yield (
-            f"file names may contain classes ({first}), but only folders label images: move each "
-            "class to its own folder"
-        )
+    what, way = labels_in_names(seen.path, seen.images())
+    if what:
+        yield f"file names may contain {what}, but only folders label images: run {way}"
     outer = seen.folders()[:FOLDERS_TRIED]
     inner = [f"{name}/{of}" for name in outer for of in seen.folders(name)]
     if len(inner) > len(outer):
-        images = [image for of in inner for image in seen.images(of)[:1]]
-        pattern = shell(f"*.{(images or ['.jpg'])[0].rpartition('.')[2]}")
+        image = next((image for of in inner for image in seen.images(of)), ".jpg")
         yield (
             f"the outer folders are the classes, such as {outer[0]}; to use the inner folders, "
-            f"such as {inner[0]}, run (cd {shell(path)}; echo file_name,label; find */ -name "
-            f'{pattern} -printf \'"%p","%h"\n\' | sort) > labels.csv; shardkit convert table '
-            f"labels.csv DST --to lmdb --root {shell(path)}"
+            f"such as {inner[0]}, run {way_of_files(seen.path, image, labeled=True)}"
         )
+
+
+def labels_in_names(root: Path, images: Sequence[str]) -> tuple[str, str]:
+    """Return which labels the names of images may contain, and the command; or "" twice."""
+    for pattern in _NAMED:
+        matches = (re.fullmatch(pattern + r"\.\w+", name) for name in images[:_NAMES_TRIED])
+        words = Counter(match[1] for match in matches if match)
+        if len(words) > 1 and min(words.values()) > 1:
+            what = f"classes ({', '.join(sorted(words)[:3])})"
+            return what, _way_of_names(root, f"{pattern}\\.[A-Za-z0-9]+", ["label"])
+    numbers = [match[0] for match in map(_NUMBERS.match, images[:_NAMES_TRIED]) if match]
+    (first, most), *_ = Counter(text.count("_") for text in numbers).most_common(1) or [(0, 0)]
+    if first < 2 or 2 * most < len(images[:_NAMES_TRIED]):
+        return "", ""
+    columns = [f"number_{n}" for n in range(1, first + 1)]
+    return f"numbers ({numbers[0]})", _way_of_names(root, "([0-9]+)_" * first + ".*", columns)
+
+
+def _way_of_names(root: Path, pattern: str, columns: Sequence[str]) -> str:
+    """Return the command for a table of the groups in names of files."""
+    groups = "".join(f",\\{n}" for n in range(1, len(columns) + 1))
+    options = ["--keep", ",".join(columns)] * (columns[0] != "label")
+    script = shell(f's/^{pattern}$/"&"{groups}/p')
+    words = shell("labels.csv", "DST", "--to", "lmdb", "--root", root, *options)
+    return (
+        f"(cd {shell(root)}; echo file_name,{','.join(columns)}; ls | sed -nE {script}) "
+        f"> labels.csv; shardkit convert table {words}"
+    )
+
+
+def way_of_files(root: Path, image: str, *, split: str = "", labeled: bool = False) -> str:
+    """Return the command for a table of all files like an image, perhaps with their folders."""
+    columns = ("file_name,label", '"%p","%h"') if labeled else ("file_name", '"%p"')
+    pattern = shell(f"*.{image.rpartition('.')[2]}")
+    table = f"{split or 'labels'}.csv"
+    words = shell(table, f"DST/{split}".rstrip("/"), "--to", "lmdb", "--root", root)
+    return (
+        f"(cd {shell(root)}; echo {columns[0]}; find */ -name {pattern} -printf "
+        f"'{columns[1]}\\n' | sort) > {table}; shardkit convert table {words}"
+    )
 
 
 def refuse_other_kinds(path: str | Path, rest: Sequence[str], *, splits: bool = False) -> None:

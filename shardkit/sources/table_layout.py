@@ -19,7 +19,17 @@ from shardkit.errors import UsageError, setting
 from shardkit.sources.columns import field_name, ones_of, usual_label
 from shardkit.sources.folders import below, is_split_name
 from shardkit.sources.images import has_image_suffix
-from shardkit.sources.recognize import Overview, has_images, split_in
+from shardkit.sources.recognize import (
+    NO_CLASS,
+    Overview,
+    Recognized,
+    first_image,
+    has_images,
+    labels_in_names,
+    split_in,
+    unwrapped,
+    way_of_files,
+)
 from shardkit.sources.table_rows import SUFFIXES
 from shardkit.sources.table_text import LISTS, first_rows
 from shardkit.system.safe_paths import split_path
@@ -67,6 +77,8 @@ _NUMBERS = re.compile(rb"(?:\d+\r?\n)+\d*\s*")
 """A list of labels alone, in the order of the names of the images."""
 _BOXED = re.compile(r"n\d{8}( -?\d+){4}.*")
 """The class of an image of ImageNet at Kaggle, with boxes."""
+_OF_FRAMES = re.compile(r"(^|[/_])(gt|det|label|annot|ground|b?box|track|pose)", re.I)
+"""Names of annotations of all frames of a sequence."""
 _SPLIT_WORD = re.compile(
     r"(?<![A-Za-z])(?i:train|training|val|valid|validation|test|testing)(?![a-z])"
 )
@@ -107,9 +119,13 @@ def recognize_table(seen: Overview) -> Iterator[Recognition]:
         if seen.files(top, _SEPARATED):
             zips = (below(top, name) for name in seen.files(top, ".zip")[:_MOST_LISTS])
             folders += [folder for name in zips for folder in _folders(seen, name)]
-        for file in (*seen.files(top, _SEPARATED), *_lists(seen, top)) if folders else ():
-            if not (file in of_hub or _NO_DATA.match(file)):
-                yield from _list_of(seen, below(top, file), folders)
+        files = [*seen.files(top, _SEPARATED), *_lists(seen, top)] if folders else []
+        files = [file for file in files if not (file in of_hub or _NO_DATA.match(file))]
+        found = {file: [*_list_of(seen, below(top, file), folders)] for file in files}
+        several = len({split_in(file) for file in files if found[file]} - {""}) > 1
+        for file in files:
+            if not (several and not split_in(file) and _stem(file) in seen.folders(top)):
+                yield from found[file]  # a table of another folder is not of a split
 
 
 def _words_of_hub(seen: Overview, file: str) -> tuple[str, ...]:
@@ -140,12 +156,31 @@ def refuse_misread(seen: Overview, inside: str = "") -> None:
         (f"its folders are not classes, but {file} may list labels or captions", way)
         for file, way in unread_lists(seen, inside)
     )
-    versions = split_versions(seen, inside)
-    for why, way in itertools.chain(not_classes(seen, inside), lists, versions):
+    versions = [*split_versions(seen, inside)]
+    labeled = (way for way in versions if " table " in way[1])
+    folders = misread_folders(seen, inside)
+    for why, way in itertools.chain(folders, labeled, lists, versions, named(seen, inside)):
         raise UsageError(
             f"{seen.path}: {why}",
             remedy=f"run {way}. Pass {setting('classes', True)} to use the folders as classes",
         )
+
+
+def misread_folders(seen: Overview, top: str = "") -> Iterator[tuple[str, str]]:
+    """Yield why folders, also those in splits, are no classes, and the commands."""
+    tops = [top, *(name for name in _inner(seen, top) if is_split_name(PurePath(name).name))]
+    found = [why for each in tops for why in [*not_classes(seen, each)][:1]]
+    if found:
+        yield found[0][0], "; ".join(way for _, way in found)
+
+
+def named(seen: Overview, top: str = "") -> Iterator[tuple[str, str]]:
+    """Yield that names of images in the only folder may contain labels, and the command."""
+    folders = _inner(seen, top)
+    for folder in folders if len(folders) == 1 and not seen.images(top) else ():
+        what, way = labels_in_names(seen.path / folder, seen.images(folder))
+        if what:
+            yield f"{folder}/ is the only folder, and file names may contain {what}", way
 
 
 def refuse_pixels(seen: Overview) -> None:
@@ -192,9 +227,12 @@ def _way_of_pixels(seen: Overview, file: str) -> str:
     value = f"row[{label!r}]"
     number = f"int({value})" if label and row[header.index(label)].isdecimal() else value
     sample = f"({image}, {number})" if label else f"{{'image': {image}}}"
+    values = f"{number} for row in rows"
+    classes = f"1 + max({values})" if number != value else f"sorted({{{values}}})"
+    schema = f", schema={{'label': shardkit.Field('label', classes={classes})}}" * bool(label)
     convert = f"shardkit.convert([{sample} for row in rows"
     code = (
-        f"[{convert} if row[{split!r}] == split], 'DST/' + split, to='lmdb') "
+        f"[{convert} if row[{split!r}] == split], 'DST/' + split, to='lmdb'{schema}) "
         f"for split in {{row[{split!r}] for row in rows}}]"
         if split
         else f"{convert}], 'DST/{path.stem}', to='lmdb')"
@@ -219,7 +257,19 @@ def _shape_of(pixels: int) -> str:
 
 def not_classes(seen: Overview, top: str = "") -> Iterator[tuple[str, str]]:
     """Yield that folders all have the same folders, which may be the classes, and the commands."""
-    folders = [name for name in _inner(seen, top)[:_MOST_LISTS] if not is_split_name(name)]
+    folders = [
+        name for name in _inner(seen, top)[:_MOST_LISTS] if not is_split_name(PurePath(name).name)
+    ]
+    for folder in (top, *folders):
+        copy = below(folder, PurePath(folder).name or seen.path.name)
+        if {*seen.folders(folder)} & {*seen.folders(copy)}:
+            way = shell(seen.path / copy, "DST", "--to", "lmdb")
+            yield f"{copy}/ may be a copy of the folder around it", f"shardkit convert {way}"
+    full = [folder for folder in folders if has_images(seen, folder)]
+    if len(folders) > len(full) == 1:
+        yield from not_classes(seen, *full)
+    if len(folders) > 1:
+        yield from _not_labels(seen, top, folders)
     shared = (
         set[str]().union(*map(seen.folders, folders[:1])).intersection(*map(seen.folders, folders))
     )
@@ -250,12 +300,48 @@ def not_classes(seen: Overview, top: str = "") -> Iterator[tuple[str, str]]:
     ):
         way = _way_of_instances(seen.path / top, images[0], masks[0])
     else:
-        way = _one_by_one(seen, folders[:2], "pairs" if masks and images else "imagefolder")
+        way = _one_by_one(seen, folders, "pairs" if masks and images else "imagefolder")
     yield (
         f"{first}/ and {second}/ contain the same folders ({name_list(names)}), which may not be "
         "classes",
         way,
     )
+
+
+def _not_labels(seen: Overview, top: str, folders: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield why the names of several folders are no labels, and the command for the images."""
+    names = [PurePath(folder).name for folder in folders]
+    both = f"{folders[0]}/ and {folders[1]}/"
+    image = next(filter(None, (first_image(seen, folder) for folder in folders)), "")
+    split = next(filter(is_split_name, PurePath(top).parts), "")
+    way = way_of_files(seen.path / top, image, split=split)
+    inner = [{*seen.folders(folder)} for folder in folders]
+    if all({name[:1] for name in of} == {names[n]} for n, of in enumerate(inner)):
+        labeled = way_of_files(seen.path / top, image, split=split, labeled=True)
+        yield f"{both} are initials, and the folders in them may be the classes", labeled
+    if all(map(NO_CLASS.fullmatch, names)) and len({re.sub(r"\d+", "", n) for n in names}) == 1:
+        yield f"{both} may be parts of one folder, not classes", way
+    shared = set.intersection(*inner)
+    first = folders[0]
+    pairs = product([below(first, name) for name in shared], repeat=2)
+    is_of_image = any(_partners(seen, images, of) for images, of in pairs)
+    of_all = [f"{i}/" for i in shared if not any(has_images(seen, f"{of}/{i}") for of in folders)]
+    of_all *= len(shared) > 1
+    texts = (
+        {below(i, file) for i in ("", *shared) for file in seen.files(below(of, i), _TEXTS)}
+        for of in folders
+    )
+    of_all += filter(_OF_FRAMES.search, set.intersection(*texts))
+    found = [below(first, name) for name in sorted(of_all)]
+    for folder in _inner(seen, top.rpartition("/")[0]) if top else ():
+        of_name = {_stem(name): name for name in seen.files(folder, _TEXTS)}
+        found += [below(folder, of_name[names[0]])] if of_name.keys() >= {*names} else []
+    if found and not is_of_image:
+        yield (
+            f"{both} may be sequences, not classes, because {found[0]} may annotate frames, which "
+            "is read if it is exported as COCO, YOLO or VOC",
+            way,
+        )
 
 
 def _has_one_image(seen: Overview, folder: str) -> bool:
@@ -285,8 +371,26 @@ def split_versions(seen: Overview, top: str = "") -> Iterator[tuple[str, str]]:
         if not is_split_name(name) and _SPLIT_WORD.search(name):
             alike.setdefault(_SPLIT_WORD.sub("*", name), []).append(name)
     if names := [name for group in alike.values() if len(group) > 1 for name in group]:
-        way = _one_by_one(seen, [below(top, name) for name in names])
-        yield f"{name_list(names)} may be splits, not classes", way
+        folders = {name: unwrapped(seen, below(top, name)) for name in names}
+        ways = (
+            _listed(seen, folder, ["", top, below(top, name), folder], f"DST/{name}")
+            or f"shardkit convert imagefolder {shell(seen.path / folder, f'DST/{name}')} --to lmdb"
+            for name, folder in folders.items()
+        )
+        yield f"{name_list(names)} may be splits, not classes", "; ".join(ways)
+
+
+def _listed(seen: Overview, folder: str, tops: Sequence[str], target: str) -> str:
+    """Return the command for a table with the labels of a folder of images; "" if there is none."""
+    files = [
+        below(top, name)
+        for top in dict.fromkeys(tops)
+        for name in (*seen.files(top, _SEPARATED), *_lists(seen, top))
+        if split_in(name) in ("", split_in(folder))
+    ]
+    found = (it for file in files if seen.images(folder) for it in _list_of(seen, file, [folder]))
+    ways = [it for it in found if {"--label", "--labels"} & {*it.words}]
+    return Recognized("table", ways[0]).command(seen.path, (target, "--to", "lmdb")) if ways else ""
 
 
 def _one_by_one(seen: Overview, folders: Iterable[str], kind: str = "imagefolder") -> str:
@@ -318,12 +422,17 @@ def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
     images = [name for folder in full for name in seen.images(folder)[:_MOST]]
     known = {word.encode("utf-8", "replace") for name in images for word in (name, _stem(name))}
     classes = [name for name in splits if any(map(seen.images, _inner(seen, name)))]
+    inner = [folder for name in classes for folder in _inner(seen, name)[:_MOST_LISTS]]
+    of_classes = {name.encode("utf-8", "replace") for of in inner for name in seen.images(of)}
     places = dict.fromkeys([*tops, "", *_beside(seen)])
     files = [below(top, name) for top in places for name in seen.files(top)]
     others = [shell("imagefolder", seen.path / of, f"DST/{PurePath(of).name}") for of in classes]
     alike: dict[str, list[str]] = {}
     for file in files:
-        alike.setdefault(_SPLIT_WORD.sub("*", file), []).append(file)
+        words = {*_WORD.findall(seen.ends(file))}
+        if len(words & of_classes) < _FEW or words & known:
+            alike.setdefault(_SPLIT_WORD.sub("*", file), []).append(file)
+    found = []
     for group in alike.values():
         ways = {file: way for file in group if (way := _way(seen, file, full, known, classes))}
         for file in itertools.islice(ways, 1):
@@ -331,7 +440,8 @@ def unread_lists(seen: Overview, inside: str = "") -> Iterator[tuple[str, str]]:
                 *dict.fromkeys(ways.values()),
                 *(f"shardkit convert {of} --to lmdb" for of in others),
             ]
-            yield file, ", and ".join(commands)
+            found.append((file, "; ".join(commands)))
+    yield from sorted(found, key=lambda way: way[1].startswith(_EXPORTED))
 
 
 def lists_of_classes(seen: Overview, inside: str) -> list[str]:
@@ -515,7 +625,7 @@ def _way(  # noqa: PLR0911
 ) -> str:
     """Return the command for images whose labels may be in a file; "" if none are."""
     name = PurePath(file).name.lower()
-    if _NO_DATA.match(name):
+    if _NO_DATA.match(name) or _way_of_pixels(seen, file):
         return ""
     content = seen.ends(file) if name.endswith((*_TEXTS, ".csv")) else b""
     split = split_in(name) or _split_of(file)
@@ -555,20 +665,22 @@ def _way(  # noqa: PLR0911
         return f"sed -E {shell(pattern)} {path} {table} {shell(*options)}".rstrip()
     is_list = name.endswith(_LISTS)
     found = {*_WORD.findall(content)} & names if name.endswith(_TEXTS) else set()
-    if "/" in file and len(found) < _FEW:
-        found = set()  # a text that may be about anything
-    if name.endswith(LISTS) and found:
+    lines = content[:_START].splitlines()[:_MOST] if name.endswith(LISTS) else []
+    widths = {len(line.split()) for line in lines}
+    if ("/" in file and len(found) < _FEW) or widths == {1}:
+        found = set()  # a text that may be about anything, or names alone
+    if name.endswith(LISTS) and found and widths != {5}:
         is_bare = not any(b"." in word for word in found)
         needed = ["--suffix", *suffixes] * (is_bare and bool(suffixes))
         if needed and not content.startswith(b"#"):  # the first line would be a header
-            lines = f"(echo file_name,label; sed -E 's/[ \t]+/{needed[1]},/' {path})"
-            return f"{lines} {table} if its lines are NAME LABEL"
+            rows = f"(echo file_name,label; sed -E 's/[ \t]+/{needed[1]},/' {path})"
+            return f"{rows} {table} if its lines are NAME LABEL"
         command = shell("table", seen.path / file, *words, "--image", "1", "--label", "2", *needed)
         return f"shardkit convert {command} if its lines are NAME LABEL"
     if not (is_list or found):
         return ""
     of_cvat = b"<annotations>" in content and b"<image " in content
-    if of_cvat or _stem(PurePath(file).name).encode("utf-8", "replace") in names:
+    if of_cvat or widths == {5} or _stem(PurePath(file).name).encode("utf-8", "replace") in names:
         return _EXPORTED
     command = f"shardkit convert {shell('table', seen.path / file, *words)}"
     if name.endswith(_OBJECTS):
@@ -680,9 +792,8 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
         is_repeated = len({*columns[column]}) < len(columns[column])
         boxes, orders = _boxes_in(others)
         others = {name: others[name] for name in others if name not in boxes}
-        label = usual_label(others) or _only(columns, column) or "2" * is_list
-        ones, counts = ones_of(others)
-        ones = [] if 0 in counts else ones  # of a row without any, they may be something else
+        label = _label_of(others) or _only(columns, column) or "2" * (is_list and len(header) != 5)
+        ones, counts = _ones_in(others)
         if boxes:
             label = label or next(filter(_MAY_LABEL.search, others), "")
             words += ["--box-labels", label] * bool(label)
@@ -690,6 +801,7 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
             splits = [*filter(is_split_name, seen.folders())]
             pairs = {pair for pair in zip(columns[column], columns[label], strict=True) if pair[1]}
             is_one = len(pairs) <= len({*columns[column]})
+            is_one = is_one and not any("|" in value for value in columns[label])
             words += ["--label" if is_one else "--labels", label]
             words += _classes(seen, columns[label], splits)
         elif not boxes:
@@ -712,6 +824,8 @@ def _list_of(seen: Overview, file: str, folders: Sequence[str]) -> Iterator[Reco
 
 def _classes(seen: Overview, names: Sequence[str], splits: Sequence[str]) -> list[str]:
     """Return the option that gives labels as in a split with folders of these classes."""
+    if all(name.isdecimal() for name in names):
+        return []  # integers are kept
     split = next((split for split in splits if {*names} <= {*seen.folders(split)}), "")
     return ["--classes", f"{{}}/{split}"] if split else []
 
@@ -781,9 +895,28 @@ def _only(columns: dict[str, list[str]], image: str) -> str:
     others = [name for name in columns if name != image]
     return (
         others[0]
-        if len(others) == 1 and not any(" " in v.strip() for v in columns[others[0]])
+        if len(others) == 1 and not any(" " in v.strip() or "://" in v for v in columns[others[0]])
         else ""
     )
+
+
+def _ones_in(columns: Mapping[str, Sequence[str]]) -> tuple[list[str], set[int]]:
+    """Return what `ones_of` does; none of a row without any or next to labels: what may they be?"""
+    ones, counts = ones_of(columns)
+    is_other = 0 in counts or any("label" in name.lower() for name in {*columns}.difference(ones))
+    return ([] if is_other else ones), counts
+
+
+def _label_of(columns: Mapping[str, Sequence[str]]) -> str:
+    """Return the column of labels by its name; y next to x is a coordinate."""
+    label = usual_label(columns)
+    words = [re.findall("[a-z]+", name.lower())[-1:] for name in columns]
+    if re.findall("[a-z]+", label.lower()) == ["y"] and ["x"] in words:
+        label = ""
+    ends = [
+        name for name, word in zip(columns, words, strict=True) if word in (["label"], ["labels"])
+    ]
+    return label or (ends[0] if len(ends) == 1 else "")
 
 
 def _stem(name: str) -> str:

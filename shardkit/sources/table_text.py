@@ -41,6 +41,7 @@ _CHARACTER = re.compile(
     rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}"
 )
 """A character of several bytes in UTF-8."""
+_DIGITS = re.compile(r"\d+")
 _HIGH = bytes(range(0x80, 0x100))
 _NOT_WESTERN = re.compile(rb"[\x80-\xff]{4}|[\x81-\x84\x86-\x90\x98\x9a-\x9f]")
 """Many letters that are not ASCII in a row, or letters that Windows-1252 has in no common word."""
@@ -288,9 +289,13 @@ def _sample_of(path: str, encoding: str) -> str:
 
 
 def _has_header(sample: str, path: str) -> bool:
-    """Return whether the first line names columns, and not an image."""
-    first = next(filter(None, map(str.strip, sample.splitlines())), "")
-    is_row = first.startswith("#") or has_image_suffix(re.split(r"[\s,;|]", first)[0])
+    """Return whether the first line names columns, and not an image or its number."""
+    lines = filter(None, map(str.strip, sample.splitlines()))
+    first, second = itertools.islice(
+        itertools.chain((re.split(r"[\s,;|]", line)[0] for line in lines), ("", "")), 2
+    )
+    is_numbered = any(map(str.isdigit, first)) and _DIGITS.sub("", first) == _DIGITS.sub("", second)
+    is_row = first[:1] == "#" or first[:1].isdigit() or is_numbered or has_image_suffix(first)
     return not (path.endswith(LISTS) and (is_row or path.endswith(LISTS[1])))
 
 

@@ -29,7 +29,7 @@ from shardkit.sources.imagefolder import FolderOptions, ImageFolder
 from shardkit.sources.images import image_record
 from shardkit.sources.inputs import reading
 from shardkit.sources.recognize import Overview, recognized
-from shardkit.sources.table_layout import not_classes, split_versions, unread_lists
+from shardkit.sources.table_layout import misread_folders, named, split_versions, unread_lists
 from shardkit.sources.table_rows import SUFFIXES
 from shardkit.sources.zip_file import (
     Inside,
@@ -133,9 +133,10 @@ def _refuse_other_kinds(folder: ZipFolder) -> None:
             remedy=f"{way}; or pass {setting('classes', True)} to use its folders as classes",
         )
     reasons = (
-        ((why, f"{_UNPACK}run {way}") for why, way in not_classes(unpacked)),
+        ((why, f"{_UNPACK}run {way}") for why, way in misread_folders(unpacked)),
         _unread(seen, unpacked),
         ((why, f"{_UNPACK}run {way}") for why, way in split_versions(unpacked)),
+        ((why, f"{_UNPACK}run {way}") for why, way in named(unpacked)),
     )
     for why, way in itertools.chain(*reasons):
         raise UsageError(

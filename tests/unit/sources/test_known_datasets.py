@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 import tarfile
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tifffile
 from helpers import encoded, execute, jpeg, make_tree, png, run_main
 from PIL import Image
 from refusals import refused, refuses
@@ -65,7 +67,7 @@ def boxes(path: Path) -> dict[str, list[list[object]]]:
 def run_way(message: str) -> None:
     """Run the commands of a message."""
     way = re.split(r"\. Pass |; or, | \(or ", message.split("run ", 1)[1])[0]
-    for command in re.sub("(;|, and) (?=shardkit |tar )", "\n", way).splitlines():
+    for command in re.sub("(;|, and) (?=shardkit |tar |\\()", "\n", way).splitlines():
         if command.startswith("shardkit "):
             done = run_main(*shlex.split(command)[1:])
             assert done.returncode == 0, done.stderr
@@ -224,6 +226,7 @@ def test_pixels_in_a_table_get_the_command_that_reads_them() -> None:
         for path, numbers in expected.items():
             dataset = open_dataset(path)
             assert sorted(dataset.targets) == numbers
+            assert dataset.classes == ["0", "1", "2"]
             for row, number in enumerate(dataset.targets):
                 assert np.array_equal(np.asarray(dataset[row][0].convert("L")), pixels[number])
 
@@ -587,3 +590,226 @@ def test_numbers_that_divide_numbered_images_are_splits() -> None:
     run_way(line.split("to read its splits, ")[1].split("); ")[0])
     assert labels(Path("DST/train")) == {paths[0]: "001.Auk", paths[3]: "002.Jay"}
     assert labels(Path("DST/test")) == {paths[1]: "001.Auk", paths[2]: "002.Jay"}
+
+
+SEQUENCES = {
+    "MOT17": {
+        f"{split}/MOT17-0{n}/{name}": content
+        for split in ("train", "test")
+        for n in (1, 2)
+        for name, content in (("img1/000001.jpg", JPEG), ("det/det.txt", b"1,-1,9,4,2,3,1\n"))
+    },
+    "GOT-10k": {
+        f"{split}/GOT-10k_{n}/{name}": content
+        for split in ("train", "test")
+        for n in (1, 2)
+        for name, content in (("000001.jpg", JPEG), ("groundtruth.txt", b"347,443,429,272\n"))
+    },
+    "KITTI": {
+        f"{split}/{name}": content
+        for split in ("training", "testing")
+        for n in (1, 2)
+        for name, content in ((f"image_02/000{n}/1.jpg", JPEG), (f"label_02/000{n}.txt", b"0 0\n"))
+    },
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequences_are_no_classes(name: str) -> None:
+    files = SEQUENCES[name]
+    source = make_tree(Path("src"), files)
+    facts = ("sequences", "exported as COCO", "--classes")
+    with zipfile.ZipFile("a.zip", "w") as archive:
+        for path, content in files.items():
+            archive.writestr(path, content)
+    refuses(2, "convert", "a.zip", "OUT", "--to", "lmdb", facts=(*facts, "unpack it"))
+    done = refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=facts)
+    run_way(done.stderr)
+    made = [
+        (top, open_dataset(path))
+        for top in ("train", "test")
+        for path in Path("DST").glob(f"{top}*")
+    ]
+    assert {target for _, dataset in made for target in dataset.targets} == {-1}
+    expected = sorted(image for image in files if image.endswith(".jpg"))
+    found = sorted((top, path) for top, dataset in made for path in dataset.paths)
+    assert len(found) == len(expected)
+    assert all(
+        image.startswith(top) and image.endswith(path)
+        for (top, path), image in zip(found, expected, strict=True)
+    )
+
+
+def test_folders_of_classes_and_a_table_are_both_splits() -> None:
+    """As the German traffic signs (GTSRB)."""
+    header = b"Filename;Width;Height;Roi.X1;Roi.Y1;Roi.X2;Roi.Y2;ClassId\n"
+    row = b"0000%d.ppm;24;16;5;6;20;12;%d\n"
+    folder = "GTSRB/Final_Training/Images"
+    image = encoded(Image.new("RGB", (24, 16)), "PPM")
+    files = {f"{folder}/0000{n}/0000{n}_00000.ppm": image for n in (0, 1)}
+    files |= {f"{folder}/0000{n}/GT-0000{n}.csv": header + row % (n, n) for n in (0, 1)}
+    files |= {f"GTSRB/Final_Test/Images/0000{n}.ppm": image for n in (0, 1)}
+    table = header + row % (0, 1) + row % (1, 0)
+    for name in ("GTSRB/Final_Test/Images/GT-final_test.csv", "GT-final_test.csv"):
+        source = make_tree(Path(f"{name[:5]}-src"), {**files, name: table})
+        facts = ("may be splits", "--label ClassId", "imagefolder")
+        done = refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=facts)
+        run_way(done.stderr.replace("DST", name[:5]))
+        assert dict(targets(Path(f"{name[:5]}/Final_Test"))) == {"00000.ppm": 1, "00001.ppm": 0}
+        assert [number for _, number in targets(Path(f"{name[:5]}/Final_Training"))] == [0, 1]
+
+
+def targets(path: Path) -> list[tuple[str, int]]:
+    """Return the path and label of each image of a dataset, in the order of the paths."""
+    dataset = open_dataset(path)
+    return sorted(zip(dataset.paths, map(int, dataset.targets), strict=True))
+
+
+def test_a_table_of_another_folder_is_of_no_split() -> None:
+    """As GTSRB at Kaggle, whose class folders are numbers."""
+    files, tables = (
+        {},
+        {"Train": "ClassId,Path\n", "Test": "ClassId,Path\n", "Meta": "Path,ClassId\n"},
+    )
+    for number in (0, 2, 10):
+        for name, image in (("Train", f"Train/{number}/1.png"), ("Test", f"Test/0{number}.png")):
+            files[image] = png()
+            tables[name] += f"{number},{image}\n"
+        files[f"Meta/{number}.png"] = png()
+        tables["Meta"] += f"Meta/{number}.png,{number}\n"
+    out = made(files | {f"{name}.csv": table.encode() for name, table in tables.items()})
+    assert targets(out / "train") == [(f"Train/{n}/1.png", n) for n in (0, 10, 2)]
+    assert targets(out / "test") == [("Test/00.png", 0), ("Test/010.png", 10), ("Test/02.png", 2)]
+    assert open_dataset(out / "test").classes == [*map(str, range(11))]
+
+
+def test_numbers_in_file_names_become_fields() -> None:
+    """As age, gender and race in UTKFace, where some names lack one."""
+    names = ("100_0_4_2017.jpg.chip.jpg", "7_1_0_2016.jpg.chip.jpg", "61_1_20170109.jpg.chip.jpg")
+    source = make_tree(Path("src"), {f"UTKFace/{name}": JPEG for name in names})
+    facts = ("only folder", "numbers (100_0_4_)", "--classes")
+    done = refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=facts)
+    run_way(done.stderr)
+    found = [values(Path("DST"), f"number_{n}") for n in (1, 2, 3)]
+    assert found == [{names[0]: a, names[1]: b} for a, b in ((100, 7), (0, 1), (4, 0))]
+
+
+@pytest.mark.parametrize(
+    "names", [("cat.0", "cat.1", "dog.0", "dog.1"), ("a1__0", "a1__5", "a10__0", "a10__5")]
+)
+def test_words_in_file_names_become_classes(names: tuple[str, ...]) -> None:
+    """As Dogs vs. Cats and COIL-100."""
+    source = make_tree(Path("src"), {f"coil 100/{name}.jpg": JPEG for name in names})
+    facts = ("only folder", "may contain classes", "--classes")
+    done = refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=facts)
+    run_way(done.stderr)
+    expected = {f"{name}.jpg": name.replace("__", ".").split(".")[0] for name in names}
+    assert labels(Path("DST")) == expected
+    noted = run_main("convert", source / "coil 100", "NOTED", "--to", "lmdb")
+    run_way(noted.stdout.replace("DST", "AGAIN").split("\n  time")[0])
+    assert labels(Path("AGAIN")) == expected
+
+
+def test_channels_that_are_not_rgb_have_a_way_out() -> None:
+    """As EuroSAT with 13 bands."""
+    pixels = np.arange(8 * 8 * 13, dtype=np.uint16).reshape(8, 8, 13)
+    for name in ("Crop/1.tif", "Forest/2.tif"):
+        (Path("src") / name).parent.mkdir(parents=True)
+        tifffile.imwrite(
+            Path("src") / name, pixels, photometric="minisblack", planarconfig="contig"
+        )
+    done = refuses(1, "convert", "src", "OUT", "--to", "lmdb", facts=("--pixels keep",))
+    assert "decoded" not in done.stderr  # nothing of Pillow's own
+    assert run_main("convert", "src", "OUT", "--to", "lmdb", "--pixels", "keep").returncode == 0
+    dataset = open_dataset("OUT", decode="numpy")
+    assert np.array_equal(np.asarray(dataset[0][0]).reshape(pixels.shape), pixels)
+
+
+FOLDERS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
+    "Chest X-Ray at Kaggle": (
+        ("xray/train/a/1", "xray/val/b/2", "xray/xray/train/a/1", "xray/xray/val/b/2"),
+        "may be a copy",
+        {"train/a/1.jpg": "a", "val/b/2.jpg": "b"},
+    ),
+    "SUN397": (
+        ("a/abbey/1", "a/alley/2", "b/bar/indoor/3"),
+        "initials",
+        {
+            "a/abbey/1.jpg": "a/abbey",
+            "a/alley/2.jpg": "a/alley",
+            "b/bar/indoor/3.jpg": "b/bar/indoor",
+        },
+    ),
+    "parts of ChestX-ray14": (
+        ("images_001/images/1", "images_002/images/2"),
+        "parts of one folder",
+        {"images_001/images/1.jpg": "", "images_002/images/2.jpg": ""},
+    ),
+    "MVTec AD": (
+        ("train/good/1", "test/good/2", "test/bad/3", "truth/bad/3"),
+        "truth may not",
+        {"train/good/1.jpg": "good", "test/good/2.jpg": "good", "test/bad/3.jpg": "bad"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders_that_are_no_classes_get_the_command_that_reads_them(name: str) -> None:
+    images, fact, expected = FOLDERS[name]
+    source = make_tree(Path("src"), {f"{image}.jpg": JPEG for image in images})
+    run_way(refuses(2, "convert", source, "OUT", "--to", "lmdb", facts=(fact, "--")).stderr)
+    found: dict[str, str] = {}
+    tops = [top for top in ("train/", "val/", "test/") if Path("DST", top).exists()]
+    for top in tops or [""]:
+        dataset = open_dataset(Path("DST", top))
+        names = [*(dataset.classes or []), ""]  # -1 is the last one
+        found |= {
+            top + path: names[of] for path, of in zip(dataset.paths, dataset.targets, strict=True)
+        }
+    assert found == expected
+
+
+def test_splits_in_a_folder_are_splits() -> None:
+    """As CINIC-10, and State Farm with a table of the images in the classes."""
+    files = {f"CINIC/{split}/{name}/1.jpg": JPEG for split in ("train", "valid") for name in "ab"}
+    out = made(files)
+    assert labels(out / "train") == labels(out / "valid") == {"a/1.jpg": "a", "b/1.jpg": "b"}
+    names = {f"imgs/train/c{n}/{n}.jpg": JPEG for n in (0, 1)} | {"imgs/test/7.jpg": JPEG}
+    table = b"subject,classname,img\np002,c0,0.jpg\np002,c1,1.jpg\n"
+    source = make_tree(Path("farm"), {**names, "drivers.csv": table})
+    assert run_main("convert", source, "FARM", "--to", "lmdb").returncode == 0
+    assert labels(Path("FARM/train")) == {"c0/0.jpg": "c0", "c1/1.jpg": "c1"}
+    assert targets(Path("FARM/test")) == [("7.jpg", -1)]
+
+
+COLUMNS: dict[str, tuple[bytes, dict[str, list[object]]]] = {
+    "points": (b"image,x,y\n1.jpg,3,4\n2.jpg,5,4\n", {"x": [3, 5], "y": [4, 4]}),
+    "links": (b"image,link\n1.jpg,http://a\n2.jpg,http://b\n", {"link": ["http://a", "http://b"]}),
+    "Open Images": (
+        b"ImageID,LabelName,IsOccluded,IsInside\n1,/m/0,1,0\n2,/m/1,1,1\n",
+        {"labelname": ["/m/0", "/m/1"], "isoccluded": [1, 1], "isinside": [0, 1]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_that_are_no_labels_are_kept(name: str) -> None:
+    table, expected = COLUMNS[name]
+    out = made({"images/1.jpg": JPEG, "images/2.jpg": JPEG, "data.csv": table})
+    assert [*open_dataset(out).targets] == [-1, -1]
+    for field, cells in expected.items():
+        assert [*values(out, field).values()] == cells
+
+
+def test_a_list_that_starts_with_a_number_has_no_header() -> None:
+    """As FGVC Aircraft, and the splits of Oxford-IIIT Pet."""
+    for ids, suffix in (("034 747-400\n095 Boeing 717\n", "0"), ("Cat_1 x\nCat_20 y\n", "1")):
+        names = [line.split()[0] for line in ids.splitlines()]
+        make_tree(Path("src"), {f"images/{name}.jpg": JPEG for name in names})
+        make_tree(Path("src"), {f"list{suffix}.txt": ids.encode()})
+        words = ["--to", "lmdb", "--root", "src/images", "--image", "1", "--label", "2"]
+        words += ["--suffix", ".jpg"]
+        done = run_main("convert", "table", f"src/list{suffix}.txt", f"OUT{suffix}", *words)
+        assert done.returncode == 0, done.stderr
+    assert labels(Path("OUT0")) == {"034.jpg": "747-400", "095.jpg": "Boeing 717"}
+    assert labels(Path("OUT1")) == {"Cat_1.jpg": "x", "Cat_20.jpg": "y"}
