@@ -428,7 +428,7 @@ class Manifest:
         """Bytes of all shards."""
         return sum(shard.bytes for shard in self.shards)
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the manifest's canonical JSON: the dataset's identity."""
         return _digest(_as_json(self))
