@@ -224,8 +224,8 @@ BOMBS: dict[str, tuple[str, Callable[[Path], list[object]], str]] = {
         lambda path: endless(path, b"file_name\n"),
         "row at line 2 is longer than 16.0 MiB",
     ),
-    "a row of CSV in many lines": ("a.csv", many_lines, "a.csv: the row in line 83470"),
-    "a header of CSV": ("a.csv", lambda path: endless(path, b"a"), "row in line 1 is longer than"),
+    "a row of CSV in many lines": ("a.csv", many_lines, "a.csv: the row at line 83470"),
+    "a header of CSV": ("a.csv", lambda path: endless(path, b"a"), "row at line 1 is longer than"),
     "a line of JSON": (
         "a.jsonl",
         lambda path: endless(path, b'{"file_name": 1}\n{'),
@@ -234,7 +234,7 @@ BOMBS: dict[str, tuple[str, Callable[[Path], list[object]], str]] = {
     "a first line of JSON": (
         "a.jsonl",
         lambda path: endless(path, b"{"),
-        "row in line 1 is longer than",
+        "row at line 1 is longer than",
     ),
     "annotations of a terabyte": ("a.json", coco, "has 1.0 TiB, over the limit of 16.0 GiB"),
 }
