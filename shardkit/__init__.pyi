@@ -1,4 +1,5 @@
 # Made by scripts/make_stub.py from __init__.py.
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from os import PathLike
@@ -557,7 +558,7 @@ def attach(
     image: str | None = None,
     label: str | None = None,
     keep: str | None = None,
-    classes: str | None = None,
+    classes: str | PathLike[str] | None = None,
     check: Literal["header", "decode"] = "header",
     on_error: Literal["fail", "skip"] = "fail",
     quick: bool = False,
@@ -713,7 +714,7 @@ def convert(
     orient: bool = False,
     check: Literal["decode", "header", "none"] = "decode",
     tolerate_damage: bool = False,
-    class_order: str = "plain",
+    class_order: str | os.PathLike[str] = "plain",
     splits: bool | None = None,
     classes: bool = False,
     schema: Mapping[str, Field | str] | None = None,

@@ -11,14 +11,18 @@ import inspect
 import math
 import operator
 import re
+import sys
 import textwrap
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Any, TypeVar, cast
+from numbers import Real
+from os import PathLike
+from pathlib import Path
+from typing import Any, SupportsIndex, TypeVar, cast
 
 from shardkit.errors import UsageError, setting, spelled
 
@@ -169,37 +173,80 @@ def require_valid(values: Any) -> None:
     """
     for item in options_of(type(values)):
         value = getattr(values, item.name)
+        _require_type(item, value)
         if item.parse is not None and value is not None:
-            _require_path(item.name, item.type, value)
             value = item.parse(value)
             object.__setattr__(values, item.name, value)
-        if item.choices and not item.is_open and value not in (*item.choices, item.default):
-            raise UsageError(
-                f"{setting(item.name, value)} is unknown;",
-                remedy=f"choose from {', '.join(item.choices)}",
-            )
-        _require_flag(item, value)
         if item.minimum is not None and (value is not None or "None" not in item.type):
             require_integer(item.name, value, item.minimum)
-        is_positive = isinstance(value, int | float) and 0 < value < math.inf
-        if item.is_positive and value is not None and not is_positive:
+        if item.is_positive and value is not None and not 0 < value < math.inf:
             raise UsageError(f"{setting(item.name, value)} must be a positive number")
         if item.requires and value != item.default and getattr(values, item.requires) is None:
             raise UsageError(f"{setting(item.name)} requires {setting(item.requires)}")
 
 
-def _require_flag(item: Option, value: object) -> None:
-    """Check that the value of a flag is one: any text is true, as ``force="no"``."""
-    is_flag = item.type in ("bool", "bool | None")
-    if is_flag and type(value) is not bool and value is not item.default:
-        values = "True, False or None" if "None" in item.type else "True or False"
-        raise UsageError(f"{setting(item.name, value)} must be {values}")
+def _require_type(item: Option, value: object) -> None:
+    """Check that a value is one of the choices, or has the type that is written in the code.
+
+    An empty path has not: to `Path`, it is the current folder.
+    """
+    if value is item.default or item.parse is not None:  # which checks values itself
+        return
+    if item.choices and not (isinstance(value, str) and (item.is_open or value in item.choices)):
+        remedy = f"choose from {', '.join(item.choices)}"
+        raise UsageError(f"{setting(item.name, value)} is unknown;", remedy=remedy)
+    kinds = _kinds(item.type, item.module)
+    if not any(fits(value) for _, fits in kinds):
+        first, comma, last = ", ".join(dict.fromkeys(word for word, _ in kinds)).rpartition(", ")
+        raise UsageError(f"{setting(item.name, value)} must be {first}{comma and ' or '}{last}")
+    if "Path" in item.type and isinstance(value, str) and not value:
+        raise UsageError(f"{item.name} is empty", remedy="pass a path or URL", where=item.name)
 
 
-def _require_path(name: str, type_: str, value: object) -> None:
-    """Refuse an empty path, which `Path` takes for the current folder."""
-    if "Path" in type_ and isinstance(value, str) and not value:
-        raise UsageError(f"{name} is empty", remedy="pass a path or URL", where=name)
+_Kind = tuple[str, Callable[[Any], bool]]
+"""Words for the values of a type, and a function that returns whether a value is one."""
+
+
+def _is_list(value: Any, kind: type[Any], part: type[Any] = object) -> bool:
+    is_list = isinstance(value, kind) and not isinstance(value, str | bytes)
+    return is_list and all(isinstance(item, part) for item in value)
+
+
+_KINDS: dict[Any, _Kind] = {
+    Any: ("anything", lambda value: True),
+    type(None): ("None", lambda value: value is None),
+    bool: ("True, False", lambda value: type(value) is bool),
+    int: ("an integer", lambda value: isinstance(value, SupportsIndex) and type(value) is not bool),
+    float: ("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)),
+    str: ("text", lambda value: isinstance(value, str)),
+    Path: ("a path", lambda value: isinstance(value, str | PathLike)),
+    PathLike: ("a path", lambda value: isinstance(value, str | PathLike)),
+    Callable: ("a function", callable),
+    Mapping: ("a dict", lambda value: isinstance(value, Mapping)),
+    Sequence: ("a list", lambda value: _is_list(value, Sequence)),
+    Sequence[str]: ("a list such as ['image']", lambda value: _is_list(value, Collection, str)),
+}
+
+
+@functools.cache
+def _kinds(type_: str, module: str) -> tuple[_Kind, ...]:
+    """Return the kinds of values of a type, as written in a module."""
+    try:
+        kind = eval(type_, vars(sys.modules[module]))  # noqa: S307 - an annotation in a package
+    except NameError:  # only type checkers import it
+        return (_KINDS[Any],)
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return tuple(map(_kind, typing.get_args(kind) if is_union else (kind,)))
+
+
+def _kind(part: Any) -> _Kind:
+    """Return the kind of values of a type that is no union; of most, only the origin counts."""
+    origin = typing.get_origin(part) or part
+    if known := _KINDS.get(part) or _KINDS.get(origin):
+        return known
+    if not isinstance(origin, type) or getattr(origin, "_is_protocol", False):
+        return _KINDS[Any]
+    return origin.__name__, lambda value: isinstance(value, origin)
 
 
 def require_integer(option: str, value: object, minimum: int | None = None) -> int:
@@ -221,17 +268,6 @@ def check_integer(name: str, value: object, least: int) -> int:
         kind = {0: "a non-negative integer", 1: "a positive integer"}.get(least, "a 64-bit integer")
         raise UsageError(f"{setting(name, value)} must be {kind}")
     return number
-
-
-def require_names(option: str, value: object) -> None:
-    """Check that the value of an option is a list of names, or None."""
-    if isinstance(value, str):
-        raise UsageError(
-            f"{setting(option, value)} is a name;", remedy=f"use {option}=({value!r},)"
-        )
-    is_list = isinstance(value, Collection) and all(isinstance(name, str) for name in value)
-    if value is not None and not is_list:
-        raise UsageError(f"{setting(option, value)} must be a list of names")
 
 
 def make(kind: type[_Type], arguments: dict[str, Any]) -> _Type:
@@ -257,8 +293,7 @@ def describe(values: Any) -> dict[str, Any]:
 def restored(kind: type[_Type], described: Mapping[str, Any]) -> _Type:
     """Return the object that `describe` described.
 
-    UsageError if a value is out of range; TypeError if ``described`` does not describe such an
-    object.
+    UsageError if a value is out of range; TypeError if ``described`` is no description.
     """
     for item in options_of(kind):
         if item.parse is not None and isinstance(described.get(item.name), str):
@@ -267,30 +302,14 @@ def restored(kind: type[_Type], described: Mapping[str, Any]) -> _Type:
         name: tuple(value) if isinstance(value, list) else value
         for name, value in described.items()
     }
-    types_of = _types_of(kind)  # type: ignore[arg-type]
+    items = fields(kind)  # type: ignore[arg-type]
+    known = {item.name: _kinds(str(item.type), _owner(kind, item).__module__) for item in items}
     for name, value in values.items():
-        if name not in types_of:
+        if name not in known:
             raise TypeError(f"{name!r} is unknown")
-        if not _is_of(value, types_of[name]):
+        if not any(fits(value) for _, fits in known[name]):
             raise TypeError(f"{name} cannot be {described[name]!r}")
     return kind(**values)
-
-
-@functools.cache
-def _types_of(kind: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _is_of(value: object, kind: Any) -> bool:
-    """Return whether a value of JSON, whose lists are tuples, has a type."""
-    options = typing.get_args(kind)
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return any(_is_of(value, option) for option in options)
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, tuple) or len(value) != len(options):
-            return False
-        return all(_is_of(part, option) for part, option in zip(value, options, strict=True))
-    return type(value) is kind
 
 
 def changed(values: Any) -> dict[str, Any]:
@@ -340,6 +359,16 @@ def takes(*kinds: type[Any]) -> Callable[[Callable[..., _Result]], Callable[...,
         count = int(parameters[0].name == "self")
         before = parameters[:count]
         after = parameters[count + len(kinds) :]
+        own = [
+            Option(
+                help="",
+                name=p.name,
+                default=p.default,
+                type=p.annotation,
+                module=function.__module__,
+            )
+            for p in after
+        ]
         named = [item for item in after if item.kind is item.KEYWORD_ONLY]
         arranged = [*after[: len(after) - len(named)], *[item.parameter for item in items], *named]
         signature = inspect.Signature(sorted(arranged, key=lambda item: item.kind))
@@ -353,8 +382,8 @@ def takes(*kinds: type[Any]) -> Callable[[Callable[..., _Result]], Callable[...,
                 raise TypeError(f"{function.__qualname__}() {error}{way}") from None
             objects = [_build(kind, values) for kind in kinds]
             keywords = {item.name: values[item.name] for item in after if item.name in values}
-            for item in after:
-                _require_path(item.name, item.annotation, keywords.get(item.name))
+            for item in own:
+                _require_type(item, keywords.get(item.name, item.default))
             return function(*args[:count], *objects, **keywords)
 
         taken = _Signature(
@@ -398,10 +427,10 @@ def _way(kinds: Iterable[type[Any]], names: Iterable[str], known: Iterable[str])
 def _build(kind: type[_Type], keywords: Mapping[str, Any]) -> _Type:
     """Return an object with its own options and groups of options, taken from ``keywords``."""
     values = {item.name: keywords[item.name] for item in options_of(kind) if item.name in keywords}
+    for item in options_of(kind):
+        _require_type(item, keywords.get(item.name, item.default))
     groups = {name: _build(group, keywords) for name, group in _groups(kind).items()}
-    built = kind(**values, **groups)
-    _refuse_wrong_types(built)
-    return built
+    return kind(**values, **groups)
 
 
 class _Signature(inspect.Signature):
@@ -415,14 +444,6 @@ class _Signature(inspect.Signature):
         lines = "".join(f"\n    {name}," for name in names)
         text = f"({lines}\n) -> {inspect.formatannotation(self.return_annotation)}"
         return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)  # annotations are texts, so quoted
-
-
-def _refuse_wrong_types(values: Any) -> None:
-    """Refuse empty paths, and flags of other types."""
-    for item in options_of(type(values)):
-        value = getattr(values, item.name)
-        _require_flag(item, value)
-        _require_path(item.name, item.type, value)
 
 
 def _with_arguments(doc: str, items: Iterable[Option]) -> str:

@@ -64,8 +64,6 @@ class ShardSet:
     """
 
     def __init__(self, dataset: OpenedDataset, *, verify: bool | None = None) -> None:
-        if verify is not None and type(verify) is not bool:
-            raise UsageError(f"verify={verify!r} must be True, False or None")
         self.dataset = dataset
         self.directory = dataset.path.absolute()
         self.manifest = dataset.manifest

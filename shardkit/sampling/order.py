@@ -71,7 +71,7 @@ class Order:
     """The row at each position of each epoch.
 
     Raises:
-        UsageError: If ``seed`` is not an integer, or ``shuffle`` not a bool or `BlockShuffle`.
+        UsageError: If ``seed`` is not an integer.
     """
 
     size: int
@@ -82,10 +82,6 @@ class Order:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", check_integer("seed", self.seed, -(2**63)))
-        if not isinstance(self.shuffle, (bool, BlockShuffle)):
-            raise UsageError(
-                f"{setting('shuffle', self.shuffle)} must be True, False or BlockShuffle(...)"
-            )
 
     recurs: ClassVar[bool] = False
     """Whether an epoch may hold a row several times. If so, random numbers depend on positions."""

@@ -84,7 +84,7 @@ _NEVER_LISTED = {NO_FILE, BROKEN_LINK, TOO_LARGE, *map(os.strerror, errno.errorc
 class FolderOptions(SourceOptions):
     """The options of folders of images."""
 
-    class_order: str = option(
+    class_order: str | os.PathLike[str] = option(
         "plain",
         help="Label order. plain: as in torchvision. natural: numbers by value. FILE: one class "
         "per line, in this order.",
@@ -436,7 +436,7 @@ def _entries(files: Iterable[tuple[str, int, int]], label: int) -> Iterator[Entr
             yield Entry(path, key, label, size, mtime)
 
 
-def _ordered(names: Iterable[str], class_order: str) -> tuple[str, ...]:
+def _ordered(names: Iterable[str], class_order: str | os.PathLike[str]) -> tuple[str, ...]:
     if class_order == "plain":
         return tuple(sorted(names))
     if class_order == "natural":

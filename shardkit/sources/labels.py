@@ -313,7 +313,7 @@ def classes_option(
     return option(None, help=help, metavar="FILE", stored=stored, store=bool, **details)
 
 
-def read_classes(path: str | bool | None) -> tuple[str, ...] | bool | None:
+def read_classes(path: str | os.PathLike[str] | bool | None) -> tuple[str, ...] | bool | None:
     """Return the class names in a text file, one in each line, or those of folders, sorted.
 
     True, from a description, is returned as it is.
@@ -322,7 +322,7 @@ def read_classes(path: str | bool | None) -> tuple[str, ...] | bool | None:
         return path
     try:
         if os.path.isdir(path):
-            return tuple(LocalFolder(path).folders())
+            return tuple(LocalFolder(Path(path)).folders())
         content = read_small(Path(path).resolve())
         lines = content.decode("utf-8-sig", errors="surrogateescape").split("\n")
     except OSError as error:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shardkit.contracts import Source, SourceOptions
-from shardkit.errors import UsageError, setting
+from shardkit.errors import UsageError
 from shardkit.kinds.field import Field, Schema
-from shardkit.options import changed, option, require_names
+from shardkit.options import changed, option
 from shardkit.registry import DEFAULT_SOURCE, get_source, is_source, open_source, source_names
 from shardkit.sources.imagefolder import FolderOptions
 from shardkit.system.late import load
@@ -52,9 +52,6 @@ class SampleOptions(SourceOptions):
         store=list,
     )
 
-    def __post_init__(self) -> None:
-        require_names("fields", self.fields)
-
 
 @dataclass(frozen=True, kw_only=True)
 class DivisionOptions:
@@ -88,12 +85,6 @@ class Exclusion:
         metavar="[SPLIT=]FILE",
         is_repeated=True,
     )
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.exclude, (str, Path, Sequence)):
-            raise UsageError(
-                f"{setting('exclude', self.exclude)} must be a path or a list of paths"
-            )
 
 
 _BY_OPTION: Mapping[type[Any], str] = {

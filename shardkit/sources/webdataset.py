@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class WebDatasetOptions(SourceOptions):
         "caption=txt,age=json:/age:int64,mask=mask.png:mask. A field with ? may be missing.",
         metavar="NAME=SUFFIX[:KIND][?],...",
     )
-    classes: str | None = classes_option()
+    classes: str | PathLike[str] | None = classes_option()
 
 
 class WebDataset(RowSource, AttachableSource):

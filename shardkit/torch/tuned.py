@@ -133,11 +133,6 @@ def require_replaceable(path: str | PathLike[str]) -> None:
 
 def load_tuned(path: str | PathLike[str]) -> Tuned:
     """Read a file of `shardkit tune --out`; UsageError if it is not one."""
-    if not isinstance(path, (str, PathLike)):
-        raise UsageError(
-            f"tuned={path!r:.80} is not a path",
-            remedy="pass the path of a file from `shardkit tune --out`",
-        )
     try:
         content = read_small(Path(os.path.realpath(path)), _MOST_BYTES)
     except OSError as error:

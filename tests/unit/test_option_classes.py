@@ -7,9 +7,10 @@ import pickle
 import pydoc
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from refusals import refused
@@ -72,7 +73,7 @@ def test_an_option_is_parsed_checked_described_and_spelled() -> None:
         Paint(gloss=True)
     hours: Any
     for hours in (0, -1.0, float("nan"), float("inf"), "2"):
-        with refused(UsageError, "hours=", "positive"):
+        with refused(UsageError, "hours=", "number"):
             Paint(hours=hours)
 
 
@@ -161,6 +162,78 @@ def test_an_empty_path_is_not_the_current_folder(
 ) -> None:
     with refused(UsageError, "URL"):
         function(*paths)
+
+
+FUNCTIONS: dict[Callable[..., Any], tuple[str, ...]] = {
+    shardkit.append: ("x", "y"),
+    shardkit.attach: ("x.tar", "y"),
+    shardkit.bench: ("x",),
+    shardkit.convert: ("x", "y"),
+    shardkit.doctor: ("x",),
+    shardkit.export: ("x", "y"),
+    shardkit.fields.add: ("x", "y"),
+    shardkit.fields.replace: ("x", "y"),
+    shardkit.split: ("x",),
+    shardkit.tune: ("x",),
+    shardkit.verify: ("x",),
+    make_loader: ("x",),
+    open_dataset: ("x",),
+    EpochBatchSampler: ("x",),
+    IterableShardDataset: ("x",),
+    ShardDataset: ("x",),
+}
+"""Public functions, and arguments that they would only look at later."""
+
+ANY = {"against", "batch_size", "decode", "sampler", "values", "watch"}
+"""Options that the work itself checks."""
+
+
+@for_each("function", FUNCTIONS)
+def test_no_option_takes_any_object(function: Any) -> None:
+    parameters = inspect.signature(function).parameters
+    required = {"to": "lmdb", "field": ("a",), "batch_size": 1}
+    given = {name: value for name, value in required.items() if name in parameters}
+    call = vars(function).get("__init__", function)  # of a class
+    for item in call.__options__:
+        if item.name not in ANY:
+            with pytest.raises(UsageError, match=f"{item.name}.*<object object"):
+                function(*FUNCTIONS[function], **{**given, item.name: object()})
+
+
+@for_each(
+    ("function", "options", "words"),
+    [
+        (shardkit.convert, {"to": 3}, "to=3 is unknown; choose from hdf5, lmdb, webdataset"),
+        (shardkit.convert, {"class_order": 3}, "class_order=3 must be text or a path"),
+        (shardkit.convert, {"recipe": "x"}, "recipe='x' must be Recipe or None"),
+        (shardkit.convert, {"on_progress": "x"}, "on_progress='x' must be a function or None"),
+        (shardkit.convert, {"limit": True}, "limit=True must be an integer or None"),
+        (shardkit.convert, {"val": "0.1"}, "val='0.1' must be a number"),
+        (shardkit.convert, {"exclude": 3}, "exclude=3 must be text, a path or a list"),
+        (shardkit.convert, {"force": 1}, "force=1 must be True or False"),
+        (open_dataset, {"fields": "image"}, "must be a list such as ['image'] or None"),
+        (open_dataset, {"fields": [3]}, "fields=[3] must be a list such as ['image'] or None"),
+        (open_dataset, {"transform": 3}, "must be a function, ImageOp, a dict or None"),
+        (open_dataset, {"split": Path("x")}, "must be text or None"),
+        (shardkit.fields.add, {"field": None}, "field=None must be a list such as ['image']"),
+        (make_loader, {"seed": 1.0}, "seed=1.0 must be an integer or None"),
+        (make_loader, {"timeout": "9"}, "timeout='9' must be a number"),
+        (make_loader, {"batch_size": None}, "batch_size="),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_what_is_allowed(
+    function: Callable[..., Any], options: dict[str, Any], words: str
+) -> None:
+    given = {"to": "lmdb", **options} if function is shardkit.convert else options
+    with refused(UsageError, words):
+        function(*FUNCTIONS[function], **given)
+
+
+def test_numbers_lists_and_paths_of_other_libraries_are_taken() -> None:
+    options = OrderOptions(seed=np.int64(3))  # type: ignore[arg-type]
+    assert changed(options) == {"seed": 3}
+    names: Any = dict.fromkeys(["image"])
+    assert changed(ReaderOptions(fields=names, root=PurePosixPath("x")))["fields"] == names
 
 
 def test_the_signature_and_the_docstring_have_all_arguments() -> None:

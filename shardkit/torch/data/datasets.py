@@ -368,7 +368,7 @@ def open_dataset(options: ReaderOptions, path: str | PathLike[str]) -> ShardData
     try:
         shards = options.open(path)
     except UsageError:
-        if not isinstance(path, str | PathLike) or (options.root or options.cache) is not None:
+        if (options.root or options.cache) is not None:
             raise
         if (index := load(_IN_PLACE)(path, options.split)) is None:
             raise

@@ -73,10 +73,6 @@ class RowOrder:
         help="This rank's subset of each epoch. None uses the rank from ``torch.distributed``.",
     )
 
-    def __post_init__(self) -> None:
-        if self.rank is not None and not isinstance(self.rank, Rank):
-            raise UsageError(f"rank must be a shardkit.Rank(...), not {self.rank!r}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class OrderOptions(RowOrder):

@@ -12,9 +12,8 @@ from shardkit.dataset.opened import Fetching
 from shardkit.dataset.shardset import ShardSet, open_shards, require_field
 from shardkit.errors import UsageError, setting
 from shardkit.kinds.field import BFLOAT16, Kind, Schema, get_kind
-from shardkit.options import option, require_names, require_valid
+from shardkit.options import option, require_valid
 from shardkit.record import IMAGE, LABEL
-from shardkit.system.text import quoted
 from shardkit.torch.data.batch_rows import RowWindows
 from shardkit.torch.data.collate import PAIR, Layout
 from shardkit.torch.data.images import Decode
@@ -113,18 +112,9 @@ class ReaderOptions:
             )
         if self.windows is not None and not isinstance(self.windows, RowWindows):
             raise UsageError(f"windows={self.windows!r} is not a shardkit.Windows(...)")
-        require_names("fields", self.fields)
-        require_names("follow", self.follow)
-        if self.split is not None and not isinstance(self.split, str):
-            raise UsageError(
-                f"{setting('split', self.split)} must be a name, such as 'train'",
-                remedy="open each split separately",
-            )
 
     def open(self, path: str | PathLike[str]) -> ShardSet:
         """Open the shards, in a local folder or in an object store."""
-        if not isinstance(path, (str, PathLike)):
-            raise UsageError(f"{quoted(path)} is not a path to a dataset")
         fetching = Fetching(self.cache, self.cache_limit)
         return open_shards(path, self.split, verify=self.verify, root=self.root, fetching=fetching)
 

@@ -144,7 +144,7 @@ class SampleReader(NamedTuple):
         """Check ``decode`` and the transforms, each of which must be for a field that is read."""
         by_field = self.decode if isinstance(self.decode, Mapping) else {"": self.decode}
         for decode in by_field.values():
-            if not isinstance(decode, ImageOp) and decode not in DECODES:
+            if not (isinstance(decode, ImageOp) or (isinstance(decode, str) and decode in DECODES)):
                 raise UsageError(
                     f"{setting('decode', decode)} is unknown;",
                     remedy=f"choose from {', '.join(DECODES)}, or pass an operation, without "

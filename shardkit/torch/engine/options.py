@@ -193,10 +193,8 @@ class LoaderOptions:
                 f"sharing_strategy={self.sharing_strategy!r} is unknown;",
                 remedy=f"choose from {', '.join(sorted(strategies))}",
             )
-        if not isinstance(self.timeout, (int, float)) or not 0 <= self.timeout < math.inf:
+        if not 0 <= self.timeout < math.inf:
             raise UsageError(f"timeout must be at least 0 seconds, not {self.timeout!r}")
-        if self.collate_fn is not None and not callable(self.collate_fn):
-            raise UsageError(f"collate_fn must be a function, not {self.collate_fn!r}")
 
     def resolved(self, num_workers: int, *, pinned: bool, batch_size: int = 1) -> Settings:
         """Return these options with the defaults filled in; ``pinned`` allows pinned memory."""

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pairwise import pairwise
 from refusals import refused
 
-from shardkit import BlockShuffle
+from shardkit import BlockShuffle, EpochBatchSampler
 from shardkit.errors import UsageError
 from shardkit.sampling.epochs import Epochs
 from shardkit.sampling.order import Draws, Order, Positions, derive_key, mix, permute
@@ -387,17 +387,15 @@ def test_a_seed_may_be_any_integer_type() -> None:
         assert whole(found).tolist() == whole(expected).tolist()
 
 
-WRONG: dict[str, list[Any]] = {
-    "seed": [True, 1.0, "1", None, np.float64(2), 2**63, -(2**63) - 1],
-    "shuffle": [1, 0, "True", None, (16, 64)],
-}
-
-
 def test_invalid_options_are_usage_errors() -> None:
-    for name, values in WRONG.items():
-        for value in values:
-            with refused(UsageError, f"{name}={value!r}"):
-                Order(size=5, **{name: value})
+    seeds: list[Any] = [True, 1.0, "1", None, np.float64(2), 2**63, -(2**63) - 1]
+    for seed in seeds:
+        with refused(UsageError, f"seed={seed!r}"):
+            Order(size=5, seed=seed)
+    shuffles: list[Any] = [1, 0, "True", (16, 64)]
+    for shuffle in shuffles:
+        with refused(UsageError, f"shuffle={shuffle!r}"):
+            EpochBatchSampler(range(5), 1, shuffle=shuffle)
     sizes: list[tuple[str, Any]] = [("rows", 0), ("rows", -4), ("rows", 1.5)]
     for name, value in [*sizes, ("buffer", 0), ("buffer", "64")]:
         with refused(UsageError, f"{name}={value!r}"):

@@ -601,7 +601,7 @@ WRONG: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"fields": ("image", "depth")}, ("'depth'", "image (image)", "blob (bytes)")),
     ({"fields": ()}, ("fields=()",)),
     ({"fields": ("image", "image")}, ("fields=('image', 'image')",)),
-    ({"fields": "image"}, ("fields=('image',)",)),
+    ({"fields": "image"}, ("a list such as ['image']",)),
     ({"decode": {"depth": "pil"}}, ("decode={'depth'", "image")),
     ({"decode": {"mask": "pil"}}, ("decode={'mask'", "image")),
     ({"decode": {"image": "rgb"}}, ("decode='rgb'",)),

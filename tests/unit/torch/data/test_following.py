@@ -123,7 +123,7 @@ def test_images_of_several_sizes_give_a_list(tmp_path: Path) -> None:
 
 def test_other_fields_are_refused(path: Path) -> None:
     wrong: list[tuple[Any, tuple[str, ...]]] = [
-        ("latent", ("follow=('latent',)",)),
+        ("latent", ("a list such as ['image']",)),
         (("episode",), ("episode",)),
         (("image",), ("image",)),
         (("spectrum",), ("spectrum", "float64", "2 x 3")),
