@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,8 @@ from shardkit.torch.data.reader_options import Function, ReaderOptions, Transfor
 from shardkit.torch.data.sample_reader import FieldTransforms, SampleReader
 
 _Self = TypeVar("_Self", bound="ShardDataset")
+
+_CHANGEABLE = ("transform", "target_transform", "decode", "view")  # as in a new dataset
 
 
 class ShardDataset(Dataset[Sample]):
@@ -103,6 +105,16 @@ class ShardDataset(Dataset[Sample]):
         self._decoding = Decoding(self.manifest.made_with.fill)
         self.reader.require_valid()
 
+    if not TYPE_CHECKING:  # type checkers would then permit any attribute
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name not in _CHANGEABLE or name not in vars(self):
+                super().__setattr__(name, value)
+                return
+            opened = object.__new__(type(self))
+            opened._set_up(replace(self.options, **{name: value}), self.shards)
+            vars(self).update({name: vars(opened)[name] for name in _CHANGEABLE})
+
     @property
     def reader(self) -> SampleReader:
         """The reader of samples, with the current values of the attributes."""
@@ -111,9 +123,8 @@ class ShardDataset(Dataset[Sample]):
 
     @property
     def options(self) -> ReaderOptions:
-        """The options that it was opened with, and the current transforms and ``decode``."""
-        names = ("transform", "target_transform", "decode")
-        return replace(self._opened_with, **{name: getattr(self, name) for name in names})
+        """The options that it was opened with, and the current values of the attributes."""
+        return replace(self._opened_with, **{name: getattr(self, name) for name in _CHANGEABLE})
 
     def reopened(self, path: str | PathLike[str] | None = None, **changes: Any) -> ShardDataset:
         """Return the stored dataset with all of its rows, opened with the same options.
@@ -368,9 +379,8 @@ def open_dataset(options: ReaderOptions, path: str | PathLike[str]) -> ShardData
     try:
         shards = options.open(path)
     except UsageError:
-        if (options.root or options.cache) is not None:
-            raise
-        if (index := load(_IN_PLACE)(path, options.split)) is None:
+        is_plain = (options.root or options.cache) is None
+        if not is_plain or (index := load(_IN_PLACE)(path, options.split)) is None:
             raise
         shards = replace(options, root=path).open(index)
     kinds = {kind.format: kind for kind in (LMDBDataset, HDF5Dataset, TarDataset)}

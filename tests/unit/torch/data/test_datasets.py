@@ -287,6 +287,37 @@ def test_wrong_arguments_are_refused(photos: Path) -> None:
             open_dataset(path)
 
 
+def test_a_wrong_value_of_an_attribute_is_refused_as_in_a_new_dataset(even: Path) -> None:
+    wrong: dict[str, list[Any]] = {
+        "decode": ["trch", 3, {"mask": "torch"}],
+        "transform": [3, {"mask": len}, {"image": 3}],
+        "target_transform": ["half", {"label": 3}],
+        "view": [-1, "1"],
+    }
+    dataset = open_dataset(even, decode="numpy", view=2)
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(UsageError) as new:
+                open_dataset(even, **{name: value})
+            with pytest.raises(UsageError) as assigned:
+                setattr(dataset, name, value)
+            assert str(assigned.value) == str(new.value)
+    assert dataset[1][0].shape == (16, 24, 3)
+    assert (dataset.transform, dataset.target_transform, dataset.view) == (None, None, 2)
+
+
+def test_a_new_value_of_an_attribute_is_used(even: Path) -> None:
+    dataset = open_dataset(even)
+    rest = dataset.select([1, 0])
+    dataset.decode = "torch"
+    dataset.target_transform = str
+    dataset.view = 3
+    assert (dataset[1][0].shape, dataset[1][1], dataset.reopened().view) == ((3, 16, 24), "0", 3)
+    assert rest[0][0].size == (24, 16)  # another dataset
+    rest.transform = CenterCrop(4)  # type: ignore[assignment]
+    assert (rest[0][0].shape, rest.decode, rest.transform) == ((3, 4, 4), CenterCrop(4), None)
+
+
 def test_an_operation_works_as_transform(even: Path) -> None:
     op = CenterCrop(4)
     for decode in ("pil", "torch"):
