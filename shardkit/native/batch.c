@@ -45,10 +45,18 @@ typedef struct {
 typedef struct {
     const sk_batch *views; /* all views of the batch */
     size_t count;
+    size_t *next; /* the next position with the same image, LAST or SEEN; NULL if none has one */
     sk_memory stored, line, resize;
     int is_read;              /* whether `stored` has the image */
     shared_part parts[8 + 1]; /* by eighths */
 } workspace;
+
+#define LAST SIZE_MAX
+#define SEEN (SIZE_MAX - 1)
+
+static size_t next_of(const workspace *work, size_t number) {
+    return work->next == NULL ? LAST : work->next[number];
+}
 
 static uint32_t u32(const uint8_t *at) {
     return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
@@ -305,16 +313,18 @@ static sk_region around(sk_region one, sk_region other) {
     return both;
 }
 
-/* Find the rectangle around what the views of an image show; returns 0 if none shows any of it. */
-static int find_region(const sk_batch *views, size_t count, size_t number, const entry *image,
-                       sk_region *region) {
+/* Find the rectangle around what the samples of an image show, from `number` on; returns 0 if none shows
+ * any of it. */
+static int find_region(const workspace *work, size_t number, const entry *image, sk_region *region) {
     int shows = 0;
-    for (const sk_batch *view = views; view < views + count; view++) {
-        sk_piece piece;
-        if (choose_piece(view, number, image, &piece) != SK_DONE) continue;
-        *region = shows ? around(*region, shown_region(image, &piece)) : shown_region(image, &piece);
-        shows = 1;
-    }
+    for (; number < work->views->count; number = next_of(work, number))
+        for (const sk_batch *view = work->views; view < work->views + work->count; view++) {
+            sk_piece piece;
+            if (choose_piece(view, number, image, &piece) != SK_DONE) continue;
+            *region =
+                shows ? around(*region, shown_region(image, &piece)) : shown_region(image, &piece);
+            shows = 1;
+        }
     return shows;
 }
 
@@ -322,7 +332,7 @@ static int find_region(const sk_batch *views, size_t count, size_t number, const
 static size_t find_ranges(const workspace *work, size_t number, const entry *image, sk_region *region,
                           sk_extent *ranges) {
     ranges[0] = (sk_extent){0, image->length};
-    if (image->kind != PLANES || !find_region(work->views, work->count, number, image, region)) return 1;
+    if (image->kind != PLANES || !find_region(work, number, image, region)) return 1;
     return sk_planes_ranges(image->length, image->width, image->height, *region, ranges);
 }
 
@@ -504,43 +514,106 @@ void sk_read_stored(const sk_batch *batch, uint8_t *const *to) {
     }
 }
 
-/* Find what the views of an image have to decode at each scale: the rectangle around their regions. Most
- * of a decode is entropy decoding of all rows down to the region, so it costs less than several. */
-static void share_parts(const sk_batch *views, size_t count, size_t number, workspace *work) {
-    const entry image = entry_of(views->entries + number * SK_ENTRY);
+typedef struct {
+    int64_t offset;
+    size_t number;
+    int32_t file;
+} place;
+
+static int compare(const void *one, const void *other) {
+    const place *a = one, *b = other;
+    if (a->file != b->file) return a->file < b->file ? -1 : 1;
+    if (a->offset != b->offset) return a->offset < b->offset ? -1 : 1;
+    return a->number < b->number ? -1 : 1;
+}
+
+/* Find the images that a batch has several times: return `next` of a workspace. */
+static size_t *find_repeats(const sk_batch *batch) {
+    place *places = malloc((batch->count + 1) * sizeof *places);
+    size_t *next = malloc((batch->count + 1) * sizeof *next), repeats = 0;
+    if (places != NULL && next != NULL && !batch->values) {
+        for (size_t n = 0; n < batch->count; n++) {
+            places[n] = (place){entry_of(batch->entries + n * SK_ENTRY).offset, n, batch->files[n]};
+            next[n] = LAST;
+        }
+        qsort(places, batch->count, sizeof *places, compare);
+        for (const place *at = places; at + 1 < places + batch->count; at++) {
+            const uint8_t *one = batch->entries + at->number * SK_ENTRY;
+            if (at->file != at[1].file || at->offset != at[1].offset) continue;
+            if (memcmp(one, batch->entries + at[1].number * SK_ENTRY, SK_ENTRY)) continue;
+            next[at->number] = at[1].number;
+            repeats++;
+        }
+    }
+    free(places);
+    if (repeats) return next;
+    free(next);
+    return NULL;
+}
+
+/* Whether two samples of one image are equal. */
+static int are_equal(const sk_batch *view, size_t one, size_t other) {
+    return view->pieces == NULL ||
+           memcmp(&view->pieces[one], &view->pieces[other], sizeof *view->pieces) == 0;
+}
+
+/* Find what the samples of an image have to decode at each scale: the rectangle around their regions.
+ * Most of a decode is entropy decoding of all rows down to the region, so it costs less than several. */
+static void share_parts(const sk_batch *views, size_t count, size_t first, workspace *work) {
+    const entry image = entry_of(views->entries + first * SK_ENTRY);
     work->is_read = 0;
     for (int eighths = 0; eighths <= 8; eighths++)
         work->parts[eighths].views = work->parts[eighths].is_decoded = 0;
     if (views->values) return;
-    for (const sk_batch *view = views; view < views + count; view++) {
-        sk_piece piece;
-        sk_region region;
-        shared_part *part;
-        int eighths;
-        if (choose_piece(view, number, &image, &piece) != SK_DONE) continue;
-        eighths = is_copied(view, &piece) ? 8 : scale_of(view, &image, &piece);
-        region = enclosing(&image, shown_region(&image, &piece), eighths);
-        part = &work->parts[eighths];
-        part->region = part->views++ ? around(part->region, region) : region;
+    for (size_t number = first; number < views->count; number = next_of(work, number))
+        for (const sk_batch *view = views; view < views + count; view++) {
+            sk_piece piece;
+            sk_region region;
+            shared_part *part;
+            int eighths;
+            if (number != first && are_equal(view, first, number)) continue;
+            if (choose_piece(view, number, &image, &piece) != SK_DONE) continue;
+            eighths = is_copied(view, &piece) ? 8 : scale_of(view, &image, &piece);
+            region = enclosing(&image, shown_region(&image, &piece), eighths);
+            part = &work->parts[eighths];
+            part->region = part->views++ ? around(part->region, region) : region;
+        }
+}
+
+/* Fill a sample, or copy it from an equal one of the first position of its image. */
+static void fill_sample(const sk_batch *view, size_t number, size_t first, int *announced,
+                        workspace *work) {
+    if (view->codes[number] == SK_DONE) return;
+    if (view->mark != NULL) *view->mark = view->rows[number];
+    if (number != first && view->codes[first] == SK_DONE && are_equal(view, first, number)) {
+        memcpy(sample_of(view, number), sample_of(view, first), sample_bytes(view));
+        view->codes[number] = SK_DONE;
+        return;
     }
+    view->codes[number] = (uint8_t)fill_one(view, number, announced, work);
 }
 
 size_t sk_fill(const sk_batch *views, size_t count) {
     workspace work;
-    size_t mapped = 0;
+    size_t mapped = 0, next;
     int announced = 0;
     memset(&work, 0, sizeof work);
     work.views = views;
     work.count = count;
+    work.next = find_repeats(views);
     for (size_t view = 0; view < count; view++) mapped += fill_mapped(&views[view]);
-    for (size_t number = 0; number < views->count; number++) {
-        share_parts(views, count, number, &work);
-        for (const sk_batch *view = views; view < views + count; view++) {
-            if (view->codes[number] == SK_DONE) continue;
-            if (view->mark != NULL) *view->mark = view->rows[number];
-            view->codes[number] = (uint8_t)fill_one(view, number, &announced, &work);
+    for (size_t first = 0; first < views->count; first++) {
+        if (next_of(&work, first) == SEEN) continue;
+        share_parts(views, count, first, &work);
+        for (size_t number = first; number < views->count; number = next_of(&work, number))
+            for (const sk_batch *view = views; view < views + count; view++)
+                fill_sample(view, number, first, &announced, &work);
+        for (size_t number = first; work.next != NULL && number < views->count; number = next) {
+            next = work.next[number];
+            work.next[number] = SEEN;
         }
     }
+    free(work.next);
     sk_release(&work.stored);
     sk_release(&work.line);
     sk_release(&work.resize);

@@ -137,7 +137,10 @@ class _Reader:
     def read(
         self, name: str, batch: BatchRows, read: Callable[[BatchRows], Values], *, drawn: bool
     ) -> Values:
-        """Return the windows of a field. A frame of several windows is read once unless drawn."""
+        """Return the windows of a field. A frame of several windows is read once unless drawn.
+
+        The compiled module decodes it once, also if it is drawn.
+        """
         rows = self._neighbors.of(batch.array, self.fields[name])[0]
         flat = rows.reshape(-1)
         positions = np.arange(rows.size)

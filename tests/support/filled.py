@@ -39,22 +39,27 @@ DISK = "/var/tmp"
 
 
 class Located:
-    """Images in a temporary file, as `fill` needs `LocatedRows` to be."""
+    """Images in a temporary file, as `fill` needs `LocatedRows` to be; each is there once."""
 
     def __init__(
         self, images: Iterable[Stored], *, verifies: bool = True, mapped: bool = False
     ) -> None:
-        packed = []
+        packed: dict[int, bytes] = {}
+        images = list(images)
         with tempfile.TemporaryFile(dir=DISK if mapped else None) as file:
-            for data, width, height, field in images:
-                offset, size = file.tell(), (width, height)
+            for image in images:
+                if id(image) in packed:
+                    continue
+                offset, (data, *size, field) = file.tell(), image
                 file.write(data)
-                packed.append(pack_row(offset=offset, image=data, label=0, size=size, field=field))
+                packed[id(image)] = pack_row(
+                    offset=offset, image=data, label=0, size=(size[0], size[1]), field=field
+                )
             file.flush()
             self.descriptor = os.dup(file.fileno())
             self.size = file.tell()
-        self.entries = memoryview(bytearray(b"".join(packed)))
-        self.array = np.arange(100, 100 + len(packed))
+        self.entries = memoryview(bytearray(b"".join(packed[id(image)] for image in images)))
+        self.array = np.arange(100, 100 + len(images))
         self.verifies = verifies
         self.survey = ()
         self.map = map_file(self.descriptor, self.size) if mapped else None

@@ -114,12 +114,16 @@ def python_samples(images: list[Stored], op: ImageOp, crops: list[Crop], how: De
     return np.stack([op.render(i.encoded, p, how) for i, p in zip(images, crops, strict=True)])
 
 
+@pytest.mark.parametrize("are_stored_once", [True, False])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_samples_are_those_of_python(name: str) -> None:
+def test_samples_are_those_of_python(name: str, are_stored_once: bool) -> None:
+    """An image that a batch has several times is decoded once."""
     op, how, random = OPERATIONS[name], Decoding(), np.random.default_rng(5)
     images = list((kinds() | planes_of(kinds()) | png_kinds()).values()) * 6
     raw = pixels(61, 47)
     images += [Stored(raw.tobytes(), 61, 47, "raw")] * 6
+    if not are_stored_once:
+        images = [Stored(*image) for image in images]
     draws = [Draws(int(random.integers(1 << 40)), number) for number in range(len(images))]
     sizes = [image[1:3] for image in images]
     crops = op.crops([w for w, _ in sizes], [h for _, h in sizes], draws.__getitem__)
@@ -128,6 +132,39 @@ def test_samples_are_those_of_python(name: str) -> None:
 
     assert left == []
     np.testing.assert_array_equal(found, python_samples(images, op, crops, how))
+
+
+def test_equal_samples_of_an_image_are_made_once() -> None:
+    one, other = Stored(jpeg(30, 28, seed=1), 30, 28), Stored(jpeg(30, 28, seed=2), 30, 28)
+    damaged = Stored(one.data[:200], 30, 28)
+    images = [one, damaged, other, one, one, damaged, other]
+    whole, cropped = np.zeros((7, 28, 30, 3), np.uint8), np.zeros((7, 9, 11, 3), np.uint8)
+    crops = [Crop(n % 5, n % 2, 11, 9, (9, 11), n > 4) for n in (0, 1, 2, 3, 0, 5, 6)]
+    table = as_crop_table(RandomCrop((9, 11)), crops)
+    views = [compiled.View(whole, None), compiled.View(cropped, table)]
+
+    assert [*map(list, fill_views(Located(images).as_rows(), views))] == [[1, 5], [1, 5]]
+    for number, crop in enumerate(crops):
+        if images[number] is not damaged:
+            expected = python_whole(images[number], Decoding())
+            assert expected is not None
+            np.testing.assert_array_equal(whole[number], expected)
+            slices = _slices(crop)
+            flipped = expected[slices][:, :: -1 if crop.flip else 1]
+            np.testing.assert_array_equal(cropped[number], flipped)
+
+
+def test_all_bands_that_crops_of_one_image_need_are_read() -> None:
+    record = planes.from_jpeg(jpeg(200, 400))
+    assert record is not None
+    image = Stored(record, 200, 400, PLANES)
+    op = RandomCrop((24, 30))
+    crops = [Crop(7 * n, top, 30, 24, (24, 30)) for n, top in enumerate((330, 3, 200, 330))]
+
+    found, left = fill_pieces([image] * 4, op, crops)
+
+    assert left == []
+    np.testing.assert_array_equal(found, python_samples([image] * 4, op, crops, Decoding()))
 
 
 def test_whole_images_are_those_of_python() -> None:
