@@ -282,8 +282,11 @@ class Divided(Wrapper):
                 remedy="add a value for each image",
             )
         if lacking:
+            problem = f"{self} has no such column of numbers or text"
+            if not is_source(self.kind):
+                problem = f"{self} has no columns until it is converted"
             raise UsageError(
-                f"{setting('group', group)}: {self} has no such column of numbers or text. "
+                f"{setting('group', group)}: {problem}. "
                 f"{self._other_way(group)} divide the dataset: "
                 f"{as_command('split', '--group', group)}"
             )
