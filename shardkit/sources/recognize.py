@@ -49,9 +49,10 @@ _HUB = {"blobs", "snapshots"}
 """Folders in a cache of the Hub."""
 
 NO_CLASS = re.compile(
-    r"(.*[ _-])?(jpe?g|png|img|image|photo|pic|picture|frame)s?([ _-].*)?", re.IGNORECASE
+    r"(.*[ _-])?(jpe?g|png|img|image|photo|pic|picture|frame|dsc[fn]?|pxl|screenshot)s?([ _-].*)?",
+    re.IGNORECASE,
 )
-"""Names of folders that say what is in them, and name no class."""
+"""Names of folders, and words that cameras write, that say what is there and name no class."""
 
 _NAMED = ("([A-Za-z]+([_ -][A-Za-z]+)*)[._ -]?[0-9]+", "([A-Za-z]+[0-9]+)[_ -]+[0-9]+")
 """Names of images that start with a word and have a number, without suffix; also for `sed`."""
@@ -564,7 +565,7 @@ def labels_in_names(root: Path, images: Sequence[str]) -> tuple[str, str]:
     """Return which labels the names of images may contain, and the command; or "" twice."""
     for pattern in _NAMED:
         matches = (re.fullmatch(pattern + r"\.\w+", name) for name in images[:_NAMES_TRIED])
-        words = Counter(match[1] for match in matches if match)
+        words = Counter(m[1] for m in matches if m and not NO_CLASS.fullmatch(m[1]))
         if len(words) > 1 and min(words.values()) > 1:
             what = f"classes ({', '.join(sorted(words)[:3])})"
             return what, _way_of_names(root, f"{pattern}\\.[A-Za-z0-9]+", ["label"])

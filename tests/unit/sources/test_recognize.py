@@ -503,6 +503,11 @@ def test_words_in_the_names_of_images_may_be_classes(tmp_path: Path) -> None:
     source = make_tree(tmp_path / "pets", dict.fromkeys(names, JPEG))
     (note,) = note_other_classes(source)
     assert "(Abyssinian, pit_bull_terrier)" in note
+    photos = [f"{word}_{n:04}.jpg" for word in ("IMG", "DSC", "DSCN", "PXL") for n in (1, 22)]
+    album = make_tree(tmp_path / "album", {f"all/{name}": JPEG for name in photos})
+    assert [*note_other_classes(album / "all")] == [], "cameras write these words"
+    convert(album, "DST", to="lmdb")
+    assert list(open_dataset("DST").classes or ()) == ["all"]
 
 
 def test_folders_that_differ_only_in_a_split_are_no_classes(tmp_path: Path) -> None:
