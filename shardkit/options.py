@@ -6,6 +6,7 @@ know neither Click nor what an option means.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 import math
@@ -228,15 +229,25 @@ _KINDS: dict[Any, _Kind] = {
 }
 
 
+_NAMES = {"None": type(None), "Path": Path, "PathLike": PathLike, "Names": Sequence[str]}
+
+
 @functools.cache
 def _kinds(type_: str, module: str) -> tuple[_Kind, ...]:
-    """Return the kinds of values of a type, as written in a module."""
-    try:
-        kind = eval(type_, vars(sys.modules[module]))  # noqa: S307 - an annotation in a package
-    except NameError:  # only type checkers import it
-        return (_KINDS[Any],)
-    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return tuple(map(_kind, typing.get_args(kind) if is_union else (kind,)))
+    """Return the kinds of values of a type, as written in a module.
+
+    Of a part of a union, only the name before a bracket counts.
+    """
+    names = type_.replace("Sequence[str]", "Names")
+    while "[" in names:
+        names = re.sub(r"\[[^][]*\]", "", names)
+    known = vars(builtins) | vars(sys.modules[module]) | _NAMES
+    kinds: list[_Kind] = []
+    for name in names.split(" | "):
+        part = known.get(name.rpartition(".")[2], Any)  # some are imported for type checkers only
+        is_union = typing.get_origin(part) in (typing.Union, types.UnionType)
+        kinds += map(_kind, typing.get_args(part) if is_union else (part,))
+    return tuple(kinds)
 
 
 def _kind(part: Any) -> _Kind:

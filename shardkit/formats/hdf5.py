@@ -12,9 +12,9 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, overload
 
 import h5py
 import numpy as np
@@ -270,6 +270,8 @@ def _probe(path: Path, size: int) -> None:
 class Hdf5Reader(RangeReader):
     """Reads a finished file by parsing its structure, without HDF5's library."""
 
+    _keys: _Keys
+
     def _find(self) -> None:
         try:
             arrays = find_arrays(self._file.fileno(), self._size)
@@ -284,9 +286,7 @@ class Hdf5Reader(RangeReader):
             field, _, member = name.partition("/")
             columns.setdefault(field, {})[member] = array
         self._labels = self._list(columns.pop(LABEL_FIELD, {}).get("data"), _LABEL)
-        text, ends = self._read_keys(columns.pop(KEY, {}))
-        # A damaged key affects only its own record.
-        self._keys = split_strings(text, ends[:-1], ends[1:])
+        self._keys = self._read_keys(columns.pop(KEY, {}))
         rows = len(self._keys)
         if self._labels is not None and len(self._labels) != rows:
             self._fail(f"it has {len(self._labels)} labels for {rows} rows")
@@ -296,12 +296,10 @@ class Hdf5Reader(RangeReader):
                 self._fail(f"it has a field {quoted(name)}")
             if column.rows != rows:
                 self._fail(f"field {quoted(name)} has {column.rows} rows, not {rows}")
-        self._table = self._table_of(fields, text, ends[1:])
+        self._table = self._table_of(fields)
         self._fields = TableRows(self._table)
 
-    def _table_of(
-        self, fields: Mapping[str, _Field], text: bytes, ends: npt.NDArray[np.int64]
-    ) -> Table:
+    def _table_of(self, fields: Mapping[str, _Field]) -> Table:
         """Return the keys and the ranges of all rows."""
         names = sorted({*fields, LABEL_FIELD} if self._labels is not None else fields)
         shape = len(self._keys), len(names)
@@ -313,8 +311,8 @@ class Hdf5Reader(RangeReader):
             offsets[present, number] = (field.ends[:-1] + field.offset)[present]
             lengths[present, number] = np.diff(field.ends)[present]
         return Table(
-            text=text,
-            ends=ends,
+            text=self._keys.text,
+            ends=self._keys.ends[1:],
             names=tuple(names),
             offsets=offsets,
             lengths=lengths,
@@ -332,15 +330,14 @@ class Hdf5Reader(RangeReader):
             return {}
         return {LABEL_FIELD: b"%d" % self._labels[row]}
 
-    def _read_keys(self, arrays: dict[str, StoredArray]) -> tuple[bytes, npt.NDArray[np.int64]]:
-        """Return the text of all keys, and where each one ends, after 0."""
+    def _read_keys(self, arrays: dict[str, StoredArray]) -> _Keys:
         keys = self._field_of(KEY, arrays)
         if keys.present is not None:
             self._fail("it has rows without a key")
         sizes = np.diff(keys.ends)
         for size in (sizes.min(), sizes.max()) if len(sizes) else ():
             self._check_key_size(int(size))
-        return self._pread(Range(keys.offset, int(keys.ends[-1]))), keys.ends
+        return _Keys(self._pread(Range(keys.offset, int(keys.ends[-1]))), keys.ends)
 
     def _field_of(self, name: str, arrays: dict[str, StoredArray]) -> _Field:
         """Return where the values of a field are stored."""
@@ -396,6 +393,32 @@ class _Field(NamedTuple):
     @property
     def rows(self) -> int:
         return len(self.ends) - 1
+
+
+class _Keys(Sequence[str]):
+    """The key of each row, decoded on access: millions of them would fill the memory."""
+
+    def __init__(self, text: bytes, ends: npt.NDArray[np.int64]) -> None:
+        self.text = text
+        self.ends = ends
+        self._rows = range(len(ends) - 1)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[str]: ...
+    def __getitem__(self, row: int | slice) -> str | Sequence[str]:
+        if isinstance(row, slice):
+            starts, ends = self.ends[:-1][row], self.ends[1:][row]
+            first, last = (int(starts[0]), int(ends[-1])) if len(starts) else (0, 0)
+            return split_strings(self.text[first:last], starts - first, ends - first)
+        row = self._rows[row]
+        start, end = self.ends[row : row + 2].tolist()
+        # A damaged key affects only its own record.
+        return self.text[start:end].decode("utf-8", "surrogateescape")
 
 
 def _is_utf8(text: str) -> bool:

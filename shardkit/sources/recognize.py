@@ -86,6 +86,7 @@ class Overview:
         self.is_folder = self.path.is_dir()
         self._names = lru_cache(maxsize=1000)(self._list)
         self._archive = lru_cache(maxsize=100)(self._open_archive)
+        self._ends = lru_cache(maxsize=100)(self._read_ends)
 
     def folders(self, inside: str = "") -> list[str]:
         """Return the sorted names of the folders that may be data."""
@@ -110,8 +111,9 @@ class Overview:
     def ends(self, name: str = "", size: int = 1 << 16) -> bytes:
         """Return the start of a file, and its end if it is larger."""
         archive, inside = self._in_zip(name)
-        if archive:
-            return archive.ends(inside, size)
+        return archive.ends(inside, size) if archive else self._ends(name, size)
+
+    def _read_ends(self, name: str, size: int) -> bytes:
         with (
             contextlib.suppress(OSError),
             open(self.path / as_name(name), "rb", opener=open_at_once) as file,
@@ -141,7 +143,7 @@ class Overview:
         """Return folders without results of earlier conversions, unless there is nothing else."""
         folders, files = names
         others = [
-            name for name in folders if not (self.path / as_name(name) / DATASET_FILE).is_file()
+            name for name in folders if not os.path.isfile(self.path / as_name(name) / DATASET_FILE)
         ]
         return others if others or any(map(has_image_suffix, files)) else folders
 

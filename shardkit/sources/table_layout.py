@@ -627,7 +627,7 @@ def _way(  # noqa: PLR0911
     name = PurePath(file).name.lower()
     if _NO_DATA.match(name) or _way_of_pixels(seen, file):
         return ""
-    content = seen.ends(file) if name.endswith((*_TEXTS, ".csv")) else b""
+    content = seen.ends(file) if name.endswith((*_TEXTS, *_OBJECTS, ".csv")) else b""
     split = split_in(name) or _split_of(file)
     meant = [
         folder
@@ -684,7 +684,7 @@ def _way(  # noqa: PLR0911
         return _EXPORTED
     command = f"shardkit convert {shell('table', seen.path / file, *words)}"
     if name.endswith(_OBJECTS):
-        if of_objects := _options_of_objects(seen, seen.ends(file), root):
+        if of_objects := _options_of_objects(seen, content, root):
             return f"{command} {of_objects}"
     elif name.endswith((*SUFFIXES, *LISTS)):
         return (

@@ -160,7 +160,7 @@ def test_columns_of_arrays_have_the_shape_of_the_shard(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.h5"
         writer = storage.write(path, ShardSpec(meta={"schema": [described]}))
         storage.write_all(writer, RecordColumns(["a", "b"], {"v.npy": [b"ab", b"cd"]}))
-        with pytest.raises(ValueError, match=r"record 'd' has .* bytes of v.npy"):
+        with pytest.raises(ValueError, match=r"'d'"):
             storage.write_all(writer, RecordColumns(["c", "d"], {"v.npy": [b"ef", odd]}))
         writer.close()
         hdf5: Any = h5py.File(path)

@@ -184,5 +184,6 @@ def test_a_scan_opens_a_file_at_most_once(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("builtins.open", counted)
     open_source("imagefolder", folder).scan()
     inside = [path for path in map(str, opened) if path.startswith(str(folder))]
-    assert len(inside) == len(set(inside))
+    inside = [path for path in inside if not path.endswith(".json")]  # which may list labels
+    assert len(inside) == len(set(inside)) > 10
     assert not any(path.endswith((".jpg", ".avif", ".tga")) for path in inside)
